@@ -1,6 +1,5 @@
 """Recommender: one object that fits a log and recommends, ids in and ids out."""
 
-import shutil
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,7 +23,7 @@ from beamtree.data.prepared import DESCRIPTION
 from beamtree.errors import check_device, positive_int, requires
 from beamtree.evaluate import Evaluation, all_cuts, evaluate, warnings_about
 from beamtree.files.atomic import edit_folder, is_replaceable
-from beamtree.files.staging import remove
+from beamtree.ingest.columns import Kinds, LogColumns, Target
 from beamtree.ingest.inputs import any_builder, open_log, pack_data, table_argument, unpack_data
 from beamtree.ingest.report import describe_log
 from beamtree.kernels.threads import ChangeLock
@@ -73,11 +72,12 @@ from beamtree.storage.runs import (
     ids_of,
     open_data,
     open_model,
+    own_tables,
     read_run,
     remove_training,
     replace_data,
-    save_table,
-    table_file,
+    save_tables,
+    table_name,
     write_run,
 )
 from beamtree.storage.settings import fingerprint, holds_model
@@ -85,7 +85,7 @@ from beamtree.storage.tuned import remove_stale_beam
 from beamtree.train.backend import current_backend
 from beamtree.train.loop import OnStep
 from beamtree.train.options import MakeScorer, Recipe, TrainingOptions
-from beamtree.train.recipes import build_model, check_names, parts_report, resolve_settings, start_parts, train_model
+from beamtree.train.recipes import build_model, check_options, parts_report, resolve_settings, start_parts, train_model
 from beamtree.train.validation import OnCheck, Progress
 from beamtree.tree import PAD, Tree
 
@@ -99,74 +99,79 @@ class Recommender:
     before a change or after it. Only `fit` is for a recommender that no other thread uses.
 
     Args:
-        method: the training method: plt, hsm, tdm, tdm-positives, otm, otm-no-beam, otm-no-optest, otm-mixed,
-            otm-mixed-all or otm-stochastic. In Python also a `Method`.
+        device: the device: cpu or cuda.
+        seed: the same seed gives the same model, on the same kind of machine with the same number of threads.
+        sequence: train a transformer over the order of events too, and add it where validation users find more with it.
+            Default: on a GPU, except with `steps=0`.
+        refit: fit the closed-form parts again at the end, to all users, those that validate and test too; what is
+            measured is the model before. Default: wherever there are closed-form parts.
         tree: the kind of tree: cluster, category, random, or a file written by `beamtree tree`. In Python also a
             `Tree`, or a function (data) -> Tree.
         items: a table with the category of each item; category trees need it, cluster trees can use it. In Python
             also a frame.
         vectors: item vectors to cluster: a .npy file in the order of the items, or a table. In Python also a frame
             with an item and a vector, or a dict of vectors.
-        arity: children per node.
-        scorer: a `Scorer` class, or a function (tree, data, seed) -> Scorer. Default: that of the recipe.
-        recipe: what is trained and how: beamtree (closed-form parts and a network), deep (the network alone), or
-            paper (as published). In Python also a `Recipe`.
-        beam_size: the beam size k in training. Default: 400 on a GPU, 100 on a CPU.
-        nodes: nodes sampled per level, for methods that sample. Default: 2k.
+        frame: the kind of frame to return, polars or pandas. Default: the kind of the log, and Polars for a file.
+        parts: In Python, parts of the score from outside the package, each used where validation users find more with
+            it: see docs/extend.md.
+        steps: training steps, instead of epochs; with 0 the model is the closed form.
         epochs: passes over the training users. Default: enough for 10,000 steps on a GPU; on a CPU none beside
             closed-form parts, else 3,000; 10 epochs in the recipe paper.
-        steps: training steps, instead of epochs; with 0 the model is the closed form.
+        training: In Python, training options as one object, `TrainingOptions(method="plt", lr=0.001)`, such as those of
+            an experiment. An option that is given here and as an argument is an error.
+        arity: children per node.
+        method: the training method: plt, hsm, tdm, tdm-positives, otm, otm-no-beam, otm-no-optest, otm-mixed,
+            otm-mixed-all or otm-stochastic. In Python also a `Method`.
+        recipe: what is trained and how: beamtree (closed-form parts and a network), deep (the network alone), or
+            paper (as published). In Python also a `Recipe`.
+        scorer: a `Scorer` class, or a function (tree, data, seed) -> Scorer. Default: that of the recipe.
+        beam_size: the beam size k in training. Default: 400 on a GPU, 100 on a CPU.
+        nodes: nodes sampled per level, for methods that sample. Default: 2k.
         batch_size: users per step. Default: 200 on a GPU, 50 on a CPU.
         lr: the learning rate of Adam. Default: that of the recipe.
         optimizer: the optimizer: adam, or lazy (Adam on only the rows a step touched) for millions of items.
         patience: stop after this many validation checks without a rise in recall.
-        device: the device: cpu or cuda.
-        seed: the same seed gives the same model, on the same kind of machine with the same number of threads.
-        refit: fit the closed-form parts again at the end, to all users, those that validate and test too; what is
-            measured is the model before. Default: wherever there are closed-form parts.
-        sequence: train a transformer over the order of events too, and add it where validation users find more with it.
-            Default: on a GPU, except with `steps=0`.
-        parts: In Python, parts of the score from outside the package, each used where validation users find more with
-            it: see docs/extend.md.
-        frame: the kind of frame to return, polars or pandas. Default: the kind of the log, and Polars for a file.
     """
 
     def __init__(
         self,
         *,
-        method: str | Method = "otm-mixed",
+        device: str = "cpu",
+        seed: int = 0,
+        sequence: bool | None = None,
+        refit: bool | None = None,
         tree: str | Path | Tree | Callable[[Prepared], Tree] = "cluster",
         items: Any = None,
         vectors: Any = None,
+        frame: str | None = None,
+        parts: tuple[Part, ...] = (),
+        steps: int | None = None,
+        epochs: int | None = None,
+        training: TrainingOptions | None = None,
         arity: int = 2,
-        scorer: MakeScorer | type[Scorer] | None = None,
+        method: str | Method = "otm-mixed",
         recipe: str | Recipe = "beamtree",
+        scorer: MakeScorer | type[Scorer] | None = None,
         beam_size: int | None = None,
         nodes: int | None = None,
-        epochs: int | None = None,
-        steps: int | None = None,
         batch_size: int | None = None,
         lr: float | None = None,
         optimizer: str = "adam",
         patience: int = 8,
-        device: str = "cpu",
-        seed: int = 0,
-        refit: bool | None = None,
-        sequence: bool | None = None,
-        parts: tuple[Part, ...] = (),
-        frame: str | None = None,
     ) -> None:
-        check_device(device)
-        check_frame_kind(frame)
-        items, vectors = table_argument("items", items), table_argument("vectors", vectors)
-        self._tree_name, self._build = any_builder(tree, items, vectors)
-        self._options = TrainingOptions(
-            method=method, tree=tree, items=items, vectors=vectors, arity=arity, scorer=scorer, recipe=recipe,
-            beam_size=beam_size, nodes=nodes, epochs=epochs, steps=steps, batch_size=batch_size, lr=lr,
-            optimizer=optimizer, patience=patience, device=device, seed=seed, refit=refit,
-            sequence=sequence, parts=parts,
+        options = TrainingOptions(
+            device=device, seed=seed, sequence=sequence, refit=refit, tree=tree, items=items, vectors=vectors,
+            parts=parts, steps=steps, epochs=epochs, arity=arity, method=method, recipe=recipe, scorer=scorer,
+            beam_size=beam_size, nodes=nodes, batch_size=batch_size, lr=lr, optimizer=optimizer, patience=patience,
         )  # fmt: skip
-        check_names(self._options)
+        if training is not None:
+            options = options.joined(training)
+        check_device(options.device)
+        check_frame_kind(frame)
+        items, vectors = table_argument("items", options.items), table_argument("vectors", options.vectors)
+        self._tree_name, self._build = any_builder(options.tree, items, vectors)
+        self._options = replace(options, items=items, vectors=vectors)
+        check_options(self._options)
         self._frame = frame
         self._tables: dict[str, Any] = {}  # those of TABLES that are saved with the run: frames, or files of the run
         self._model: TreeModel | None = None
@@ -247,8 +252,8 @@ class Recommender:
         time: str | None = None,
         time_format: str | None = None,
         weight: str | None = None,
-        kinds: Mapping[str, float] | str | None = None,
-        target: str | float | Iterable[str] | None = None,
+        kinds: Kinds | None = None,
+        target: Target | None = None,
         dislike: float | None = None,
         context: str | Iterable[str] | None = None,
         min_events: int | None = None,
@@ -280,8 +285,8 @@ class Recommender:
             dislike: events of at most this weight are dislikes: they are not part of histories, never predicted, and
                 their items are never recommended to their users. Default: 0.
             context: columns of what was known when an event happened, such as ["country", "device", "hour"]; `hour` and
-                `day` are taken from the times, in UTC, if no column has that name. Requests can give theirs. Default:
-                none.
+                `day` (1 to 7, from Monday) are taken from the times, in UTC, if no column has that name. Requests can
+                give theirs. Default: none.
             min_events: drop users with fewer events. Default: keep all.
             min_item_events: drop items with fewer events. What users did with them stays known, for `exclude_seen`.
                 Default: 1.
@@ -292,16 +297,13 @@ class Recommender:
             on_check: called with the steps done and the recall on validation users.
             verbose: print a report and progress on standard error; if the logger "beamtree" shows INFO, they go there.
         """
-        given: dict[str, Any] = {
-            "user": user,
-            "item": item,
-            "time": time,
-            "min_events": min_events,
-            "val_users": val_users,
-        }
-        given |= {"test_users": test_users, "time_format": time_format, "min_item_events": min_item_events}
-        given |= {"weight": weight, "kinds": kinds, "target": target, "dislike": dislike, "context": context}
-        reading = {name: value for name, value in {**given, "split": split}.items() if value is not None}
+        columns = LogColumns(
+            user=user, item=item, time=time, time_format=time_format,
+            weight=weight, kinds=kinds, target=target, dislike=dislike, context=context,
+        )  # fmt: skip
+        others = {"min_events": min_events, "min_item_events": min_item_events, "split": split}
+        others |= {"val_users": val_users, "test_users": test_users}
+        reading = columns.given() | {name: value for name, value in others.items() if value is not None}
         options = self._options
         about_items = table_argument("items", items)
         if about_items is not None and options.items is not None:
@@ -319,13 +321,13 @@ class Recommender:
             for line in describe_log(data.description):
                 report.line(line)
             files: dict[str, Any] = {
-                name: table.resolve() if isinstance(table, Path) else _file(name) for name, table in tables.items()
+                name: table.resolve() if isinstance(table, Path) else table_name(name) for name, table in tables.items()
             }
             run = settings.describe(data.folder, replace(options, tree=self._tree_name, **files))
             backend.check_equal(**{**run, "data": data.train.fingerprint()})
             report.line(f"Building a {self._tree_name} tree over {data.num_items:,} items.")
             tree = self._build(data, options.arity, options.seed)
-            catalogue = None if about_items is None else _catalogue_of(about_items, data)
+            catalogue = None if about_items is None else read_items(about_items, {}, None, data.items)
             model = build_model(settings, data, tree, report.progress, catalogue)
 
             def count(done: int, total: int, loss: Tensor) -> None:
@@ -621,11 +623,11 @@ class Recommender:
             exclude_seen: leave items a user has seen out of the recommendations and of the expected items.
             by: also for parts of what is to be predicted: by time, history (of the user) or popularity (of the item).
             data: users other than the test users: `data.val`, a prepared folder with the same items, or a log of
-                other users in any form that `fit` takes.
-            user: the column of users in that log. Default: found by its name.
-            item: the column of items in that log. Default: found by its name.
-            time: the column of times in that log. Default: found by its name.
-            time_format: the format of its dates, as in strptime. Default: detected.
+                other users in any form that `fit` takes; the next four describe its columns.
+            user: the column of users. Default: found by its name.
+            item: the column of items. Default: found by its name.
+            time: the column of times. Default: found by its name.
+            time_format: the format of dates as in strptime, such as "%d/%m/%Y %H:%M". Default: detected.
 
         In a log, the first half of each user's events is the history and the second half is to be found. Unknown items
         are dropped from the histories, and count as not found in the second half.
@@ -637,7 +639,7 @@ class Recommender:
         are too few.
         """
         cuts = all_cuts(m)
-        columns = {"user": user, "item": item, "time": time, "time_format": time_format}
+        columns = LogColumns(user=user, item=item, time=time, time_format=time_format)
         model = self.model
         users = self._users_to_evaluate(model, data, columns, exclude_seen)
         if not len(users):
@@ -654,14 +656,12 @@ class Recommender:
             warnings.warn(warning, UserWarning, stacklevel=2)
         return result
 
-    def _users_to_evaluate(
-        self, model: TreeModel, data: Any, columns: dict[str, str | None], exclude_seen: bool
-    ) -> Any:
+    def _users_to_evaluate(self, model: TreeModel, data: Any, columns: LogColumns, exclude_seen: bool) -> Any:
         """The test users, other users of prepared data, or the users of a log."""
         folder = data.folder if isinstance(data, Prepared) else data
         is_folder = isinstance(folder, str | Path) and (Path(folder) / DESCRIPTION).exists()
         if data is None or is_folder or hasattr(data, "batch"):
-            unused = next((name for name, value in columns.items() if value is not None), None)
+            unused = next(iter(columns.given()), None)
             if unused is not None:
                 raise ValueError(f"`{unused}` is for reading a log, and these users are already prepared")
             if data is None:
@@ -671,7 +671,7 @@ class Recommender:
             from beamtree.ingest.user_events import read_users
 
         context = context_names(model.scorer)
-        return read_users(data, _ids(model), **columns, exclude_seen=exclude_seen, context=context)
+        return read_users(data, _ids(model), columns, exclude_seen=exclude_seen, context=context)
 
     def update_items(self, items: Any, *, similar: bool = True) -> int:
         """Add items and change those that there are, all or none of them; returns how many were new or changed.
@@ -755,10 +755,10 @@ class Recommender:
 
         Args:
             log: of new events only, in any form that `fit` takes.
-            user: the column of users, if it has an unusual name.
-            item: the column of items, likewise.
-            time: the column of times, likewise.
-            time_format: how dates are written, as in strptime; detected unless given.
+            user: the column of users. Default: found by its name.
+            item: the column of items. Default: found by its name.
+            time: the column of times. Default: found by its name.
+            time_format: the format of dates as in strptime, such as "%d/%m/%Y %H:%M". Default: detected.
 
         New items are placed by the histories of the users who chose them. Recommendations for users follow their new
         events at once. Co-occurrence, transitions and factors are refitted on all events. Events with times count once,
@@ -770,7 +770,8 @@ class Recommender:
 
         data = self._training_data()
         settings = None if data is None else data.description.get("settings")
-        new = read_events(log, user, item, time, time_format, settings)
+        columns = LogColumns(user=user, item=item, time=time, time_format=time_format)
+        new = read_events(log, columns, settings)
         with self._changes:
             update_model(self._live_model(), new.events, new.dislikes, data, self._run, self._options.parts)
         return self
@@ -815,7 +816,7 @@ class Recommender:
                         remove_training(folder)
                     if not self._owns_data or source is None or source.resolve() != (of / DATA).resolve():
                         replace_data(folder, source if self._owns_data else None)
-                    self._save_tables(folder, tables)
+                    save_tables(folder, tables)
                     save_changes(folder, self._live)
             if not self._is_saved(model, of):
                 backend.save_model(model, folder)
@@ -830,21 +831,11 @@ class Recommender:
             return False
         return holds_model(folder) and fingerprint(folder) == self._fingerprint
 
-    def _save_tables(self, folder: Path, tables: Mapping[str, Any]) -> None:
-        """Write tables from memory into a run, and copy those of the run this object was loaded from."""
-        for name in TABLES:
-            table = tables.get(name)
-            if table is None:
-                remove(folder / _file(name))
-            else:
-                is_file = isinstance(table, Path)
-                save_table(folder, name, partial(shutil.copyfile, table) if is_file else table.write_parquet)
-
     def _with_changed_items(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """The tables to save with a run, and the content of its run.json: with the table of the items as it is now."""
         tables, run, live = dict(self._tables), dict(self._run), self._live
         if live is not None and live.catalogue.table is not None and live.has_changed_table:
-            tables["items"], run["items"] = live.catalogue.table_to_save(), _file("items")
+            tables["items"], run["items"] = live.catalogue.table_to_save(), table_name("items")
         return tables, run
 
     def __getstate__(self) -> dict[str, Any]:
@@ -903,8 +894,7 @@ class Recommender:
             recommender._data = open_data(folder, model, Path(data))
         elif source is not None and source.exists():
             recommender._data_source, recommender._owns_data = (folder, source), source == folder / DATA
-        own = {name: table_file(folder, name, run) for name in TABLES if run.get(name) == _file(name)}
-        recommender._tables = {name: file for name, file in own.items() if file is not None}
+        recommender._tables = dict(own_tables(folder, run))
         recommender._loaded, recommender._fingerprint = folder, fingerprint(folder)
         recommender.progress = Progress.of_run(run)
         saved = load_changes(folder)
@@ -936,18 +926,6 @@ def _warn_of_unknown(users: Sequence[str], count: int, what: str) -> None:
     if users:
         message = f"{len(users):,} of {count:,} users are unknown, such as {users[0][:80]!r}: {what}"
         warnings.warn(f'{message}; unknown="error" refuses them', UserWarning, stacklevel=3)
-
-
-def _catalogue_of(items: Any, data: Prepared) -> Catalogue:
-    """A table of items as a catalogue."""
-    with requires("", "reading a table of items"):
-        from beamtree.ingest.item_tables import read_catalogue
-    return read_catalogue(items, data.items)
-
-
-def _file(name: str) -> str:
-    """The file of a table in a run folder."""
-    return f"{name}.parquet"
 
 
 def _deprecated(name: str, new: str) -> None:

@@ -16,6 +16,7 @@ from command import beamtree
 from test_retrieve import HISTORIES, ITEMS, expected, make_run, read_answers, same, write_log, write_rows
 
 from beamtree.ingest import arrays, numbering
+from beamtree.ingest.columns import LogColumns
 from beamtree.ingest.prepare import Executor, prepare
 from beamtree.ingest.readers import open_logs
 from beamtree.query import RecommendRequest
@@ -97,7 +98,7 @@ def backwards(work, arguments):
 @pytest.mark.parametrize("rows", [1, 70, 500, 10_000])
 def test_shares_are_the_log_in_its_order(tmp_path, rows):
     log = write_parts(tmp_path / "log")
-    opened = open_logs(sorted(log.iterdir()), None, "who", "what", None)
+    opened = open_logs(sorted(log.iterdir()), LogColumns(user="who", item="what"))
     found = numbering.split_log(opened, rows)
     frames = [numbering.events_of(share).collect() for share in found]
     assert pl.concat(frames).equals(opened.events.collect())

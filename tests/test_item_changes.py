@@ -19,6 +19,7 @@ from beamtree.files import atomic, staging
 from beamtree.live import Journal, renewal
 from beamtree.serve import item_client
 from beamtree.serve.http.access import Access, Limits
+from beamtree.storage import runs
 from beamtree.storage.runs import read_run
 from beamtree.storage.settings import fingerprint
 from beamtree.storage.tuned import load_tuned_beam, save_tuned_beam
@@ -324,7 +325,7 @@ def test_a_command_that_is_stopped_leaves_the_run_as_it_was(run, prices, tmp_pat
     def stop(*arguments):
         raise OSError(28, "No space left on device")
 
-    for where, name in ((atomic, "swap"), (bt.recommender, "save_changes"), (bt.recommender, "save_table")):
+    for where, name in ((atomic, "swap"), (bt.recommender, "save_changes"), (runs, "save_table")):
         with monkeypatch.context() as patch:
             patch.setattr(where, name, stop)
             done = beamtree("items", "run", "prices.parquet", folder=tmp_path, check=False)

@@ -16,6 +16,7 @@ from beamtree.cli.options import parse_beam
 from beamtree.data.contexts import as_number
 from beamtree.data.times import as_time
 from beamtree.errors import as_float, is_number, parse_int, parse_number
+from beamtree.ingest.columns import LogColumns
 from beamtree.ingest.documents import read_documents
 from beamtree.ingest.event_weights import event_weights
 from beamtree.ingest.times import TimeScale
@@ -33,9 +34,9 @@ def test_what_is_no_number_is_one_nowhere(text):
     assert TimeScale(dates=False).parse(text) is None
     assert as_number(text) is None
     with pytest.raises(ValueError, match="a weight is a number"):
-        event_weights(["kind"], "kind", f"buy={text}", None, None)
+        event_weights(["kind"], LogColumns(weight="kind", kinds=f"buy={text}"))
     with pytest.raises(ValueError, match="give the lowest weight"):
-        event_weights(["stars"], "stars", None, text, None)
+        event_weights(["stars"], LogColumns(weight="stars", target=text))
     with pytest.raises(ValueError, match="is not one of 0"):
         from_dicts([{text: 1.0}], 2000)
     with pytest.raises(ValueError, match="is not a place"):

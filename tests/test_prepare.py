@@ -22,7 +22,7 @@ from beamtree.data import load_data
 from beamtree.data.prepared import SPLITS
 from beamtree.files import staging
 from beamtree.ingest import arrays, numbering, readers
-from beamtree.ingest.columns import FORMATS, find_columns, is_header
+from beamtree.ingest.columns import FORMATS, LogColumns, find_columns, is_header
 from beamtree.ingest.prepare import prepare
 
 
@@ -386,13 +386,13 @@ def test_a_time_in_another_way_at_the_end_is_read_or_counted(tmp_path, monkeypat
     ],
 )
 def test_columns_are_found_by_their_usual_names(columns, found):
-    assert find_columns(columns, None, None, None) == found
+    assert find_columns(columns) == found
 
 
 def test_columns_that_are_asked_for_win():
-    assert find_columns(("user", "item", "time", "who"), "who", None, None) == ("who", "item", "time")
-    assert find_columns(("1", "2", "3"), "3", "1", None) == ("3", "1", None)
-    assert find_columns((" who", "what"), "who", "what", None) == (" who", "what", None)
+    assert find_columns(("user", "item", "time", "who"), LogColumns(user="who")) == ("who", "item", "time")
+    assert find_columns(("1", "2", "3"), LogColumns(user="3", item="1")) == ("3", "1", None)
+    assert find_columns((" who", "what"), LogColumns(user="who", item="what")) == (" who", "what", None)
     assert is_header(["kunde", "artikel"], ["kunde"])
     assert not is_header(["kunde", "artikel"], ["1"])
     assert not is_header(["alice", "item", "5"], [])

@@ -593,7 +593,7 @@ def test_a_kill_while_a_table_is_saved_leaves_a_known_one(live_run, tmp_path, mo
     with monkeypatch.context() as patch:
         patch.setattr(runs, "move_into_place", stop)
         with pytest.raises(KeyboardInterrupt):
-            shop._save_tables(run, shop._with_changed_items()[0])
+            runs.save_tables(run, shop._with_changed_items()[0])
     assert all_answers(run) == answers
     shop.save(run)
     assert "Later" in all_answers(run)[1]

@@ -177,12 +177,28 @@ def test_everything_shows_one_helpful_line(shop):
         ({"lr": -1.0}, "lr=-1.0: must be above 0"),
         ({"steps": 3, "epochs": 3}, "`epochs` and `steps` are both given"),
         ({"epochs": 0}, "epochs=0: must be at least 1; `steps=0`"),
+        ({"epochs": 10**10}, "epochs=10000000000: must be at most 1,000,000,000"),
+        ({"steps": -1}, "steps=-1: must be 0 or more"),
+        ({"steps": 1.5}, "steps=1.5: give a whole number"),
+        ({"beam_size": 0}, "beam_size=0: must be at least 1"),
+        ({"nodes": -3}, "nodes=-3: must be at least 1"),
+        ({"batch_size": True}, "batch_size=True: give a whole number"),
+        ({"patience": 0}, "patience=0: must be above 0"),
+        ({"arity": 1}, "arity=1: a tree needs at least 2 children per node"),
+        ({"seed": "7"}, "seed='7': give a whole number"),
+        ({"lr": "fast"}, "lr=fast: must be above 0"),
+        ({"refit": "yes"}, "refit='yes': give True, False or None"),
+        ({"sequence": "yes"}, "sequence='yes': give True, False or None"),
+        ({"refit": True, "method": "plt"}, "`refit` needs closed-form parts"),
+        ({"sequence": True, "recipe": "deep"}, "`sequence` needs closed-form parts"),
+        ({"scorer": 3}, "scorer=3: give a class of scorers"),
         ({"device": "abacus"}, "device 'abacus' is not here"),
     ],
 )
-def test_what_cannot_be_is_said_in_one_line(how, message, shop):
-    with pytest.raises(ValueError, match=message):
-        bt.Recommender(**how).fit(shop.data)
+def test_what_cannot_be_is_refused_in_one_line_when_a_recommender_is_made(how, message):
+    with pytest.raises(ValueError, match=message) as error:
+        bt.Recommender(**how)
+    assert "\n" not in str(error.value)
 
 
 def test_nothing_learned_nothing_recommended(shop, tmp_path):

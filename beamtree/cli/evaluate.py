@@ -27,6 +27,7 @@ from beamtree.evaluate import (
 from beamtree.evaluate.beyond_accuracy import LIST_METRICS
 from beamtree.evaluate.slices import SEGMENTS
 from beamtree.files.atomic import write_json
+from beamtree.ingest.columns import LogColumns
 from beamtree.kernels.threads import use_threads
 from beamtree.live.refit import before_refit, model_to_measure, seed_of
 from beamtree.live.saved import load_changes
@@ -95,8 +96,8 @@ def evaluate_run(
     rows = options.parse_list(against)
     for row in rows:
         lookup(BASELINES, "row", row)
-    columns = {"user": user, "item": item, "time": time, "time_format": time_format}
-    if log is None and any(columns.values()):
+    columns = LogColumns(user=user, item=item, time=time, time_format=time_format)
+    if log is None and columns.given():
         raise ValueError("--user, --item, --time and --time-format describe the columns of --log FILE")
     options.check_outputs(json)
     served = open_model(run, device)
@@ -108,7 +109,7 @@ def evaluate_run(
         from beamtree.ingest.user_events import read_users  # polars takes a moment to import
 
         context = context_names(served.scorer)
-        return read_users(log, ids_of(run, served), **columns, exclude_seen=exclude_seen, context=context)
+        return read_users(log, ids_of(run, served), columns, exclude_seen=exclude_seen, context=context)
 
     settings = (False, True) if rows else (exclude_seen,)
     users = {setting: users_of(setting) for setting in settings}

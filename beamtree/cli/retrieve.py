@@ -15,7 +15,7 @@ from beamtree.data.ids import is_integer
 from beamtree.distributed.group import check_single
 from beamtree.errors import lookup
 from beamtree.files.atomic import write_json
-from beamtree.ingest.columns import FORMATS
+from beamtree.ingest.columns import FORMATS, LogColumns
 from beamtree.live.saved import users_of_run
 from beamtree.model import TreeModel
 from beamtree.query import (
@@ -133,7 +133,8 @@ def retrieve_items(
     if sum(value is not None for value in (history, users, input)) != 1 or (input is None) != (output is None):
         raise ValueError('give --history "ID,ID,…", or --users "ID,…", or --input FILE and --output FILE')
     check_unknown(unknown)
-    if input is None and any((format, user, item, time, time_format)):
+    columns = LogColumns(user=user, item=item, time=time, time_format=time_format)
+    if input is None and (format or columns.given()):
         raise ValueError("--format, --user, --item, --time and --time-format describe the columns of --input FILE")
     if input is not None and json is not None:
         raise ValueError("--json is for --history and --users: for JSON lines end the name of --output in .jsonl")
@@ -152,7 +153,7 @@ def retrieve_items(
     filter = make_filter(options.read_ids(allowed), options.read_ids(exclude), where=where)
     request = RecommendRequest(m=m, beam_size=beam, exclude_seen=exclude_seen, filter=filter, rules=read_rules(rules))
     request = request._replace(context=options.parse_context(context))
-    job = BatchJob(run, request, names, user, item, time, time_format)
+    job = BatchJob(run, request, columns, names)
     ray = options.uses_ray(engine, address, workers, gpus)
     if ray and not in_folder:
         raise ValueError("--engine ray writes a folder: give --input FOLDER and --output FOLDER")
@@ -229,7 +230,7 @@ def _answer_file(model: TreeModel, job: BatchJob, source: str, output: Path) -> 
     """Answer a file of histories."""
     from beamtree.serve.batch.files import open_histories, write_results  # polars takes a moment to import
 
-    histories = open_histories(source, **job.columns)
+    histories = open_histories(source, job.columns, job.names)
     start = clock.monotonic()
     with progress(histories.rows, histories.unit) as (advance, _):
         summary = write_results(

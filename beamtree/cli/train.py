@@ -43,9 +43,11 @@ LOG_EVERY = 50  # steps
 def train(
     data: options.PreparedFolder,
     out_folder: Annotated[Path, typer.Option("--out", help="The run folder to write.")],
-    method: Annotated[str, options.training_option("method")] = "otm-mixed",
+    device: Annotated[str, options.training_option("device")] = "cpu",
+    seed: Annotated[int, options.training_option("seed", min=0, max=2**63 - 1)] = 0,
+    sequence: Annotated[bool | None, options.training_option("sequence")] = None,
+    refit: Annotated[bool | None, options.training_option("refit")] = None,
     tree: options.TreeName = "cluster",
-    arity: options.Arity = 2,
     items: options.ItemsFile = None,
     vectors: options.VectorsFile = None,
     features: Annotated[
@@ -55,20 +57,18 @@ def train(
             "it."
         ),
     ] = None,
+    steps: Annotated[int | None, options.training_option("steps", min=0)] = None,
+    epochs: Annotated[int | None, options.training_option("epochs", min=1)] = None,
+    arity: options.Arity = 2,
+    method: Annotated[str, options.training_option("method")] = "otm-mixed",
+    recipe: Annotated[str, options.training_option("recipe")] = "beamtree",
     beam_size: Annotated[int | None, options.training_option("beam_size", min=1)] = None,
     nodes: Annotated[int | None, options.training_option("nodes", min=1)] = None,
-    recipe: Annotated[str, options.training_option("recipe")] = "beamtree",
-    epochs: Annotated[int | None, options.training_option("epochs", min=1)] = None,
-    steps: Annotated[int | None, options.training_option("steps", min=0)] = None,
     batch_size: Annotated[int | None, options.training_option("batch_size", min=1)] = None,
     lr: Annotated[float | None, options.training_option("lr")] = None,
     optimizer: Annotated[str, options.training_option("optimizer")] = "adam",
     patience: Annotated[int, options.training_option("patience", min=1)] = 8,
-    seed: Annotated[int, options.training_option("seed", min=0, max=2**63 - 1)] = 0,
-    device: Annotated[str, options.training_option("device")] = "cpu",
     threads: options.Threads = None,
-    refit: Annotated[bool | None, options.training_option("refit")] = None,
-    sequence: Annotated[bool | None, options.training_option("sequence")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue a run that was stopped.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="Show what was chosen on the validation users.")] = False,
 ) -> None:
@@ -85,9 +85,9 @@ def train(
     if features is not None and items is not None:
         raise ValueError("there are two tables of items: give --features, or --items for the tree")
     training = TrainingOptions(
-        method=method, tree=tree, arity=arity, items=items, vectors=vectors, recipe=recipe, beam_size=beam_size,
-        nodes=nodes, epochs=epochs, steps=steps, batch_size=batch_size, lr=lr, optimizer=optimizer, patience=patience,
-        seed=seed, device=device, refit=refit, sequence=sequence,
+        device=device, seed=seed, sequence=sequence, refit=refit, tree=tree, items=items, vectors=vectors, steps=steps,
+        epochs=epochs, arity=arity, method=method, recipe=recipe, beam_size=beam_size, nodes=nodes,
+        batch_size=batch_size, lr=lr, optimizer=optimizer, patience=patience,
     )  # fmt: skip
     join(device)
     backend = current_backend()

@@ -20,8 +20,8 @@ from beamtree.data.ids import check_integers
 from beamtree.data.prepared import SPLITS, id_types, write_folder
 from beamtree.data.times import convert, unix_unit
 from beamtree.ingest.arrays import FILES, Array, CleanedLog, Read, Sections, by_section, count_targets, write_data
+from beamtree.ingest.columns import USUAL_COLUMNS, LogColumns
 from beamtree.ingest.contexts import check_contexts
-from beamtree.ingest.event_weights import weighing_of
 from beamtree.ingest.numbering import sort_events
 from beamtree.ingest.pairs import read_pairs
 from beamtree.ingest.readers import are_integers, check_lines, open_logs, read_rows
@@ -53,12 +53,9 @@ def append_log(
     ids: Ids,
     log: Any,
     out: Path,
+    columns: LogColumns = USUAL_COLUMNS,
     *,
     names: Sequence[str] | None = None,
-    user: str | None = None,
-    item: str | None = None,
-    time: str | None = None,
-    time_format: str | None = None,
 ) -> Appended:
     """Write a folder of prepared data with the events of `data` and those of a new log; a NothingNewError if not one.
 
@@ -67,21 +64,17 @@ def append_log(
         ids: of the items, those of `data` first; more may follow.
         log: new events, in any form that `prepare` takes, with the columns and kinds of events of the first log.
         out: the folder to write.
+        columns: of the new log; those that are not given are as in the first log.
         names: the columns of text files without a header.
-        user: the column of users; as in the first log unless given, like the next two.
-        item: the column of items.
-        time: the column of times.
-        time_format: how dates are written, as in strptime; detected unless given.
     """
     settings = data.description["settings"]
     split = settings.get("split", HALVES)
     if split.startswith(BY_TIME):
         raise ValueError(f"{data.folder} is split at a date ({split}): events can be added to halves and leave-one-out")
-    roles = (user or settings["user"], item or settings["item"], time or settings["time"], time_format)
-    weighing = weighing_of(settings)
-    if weighing and "mean_weight" not in data.description:
+    wanted = columns.or_as_in(settings)
+    if wanted.weight is not None and "mean_weight" not in data.description:
         raise ValueError(f"{data.folder} does not record the scale of its weights: prepare the first log again")
-    opened = open_logs(find_logs(log), names, *roles, **weighing, context=settings.get("context"))
+    opened = open_logs(find_logs(log), wanted, names)
     rows = read_rows(opened)
     usable, disliked = _usable_events(rows, data)
     events, texts, before = _join(data, ids, usable)
@@ -94,11 +87,11 @@ def append_log(
             raise ValueError(f"none of the {len(rows):,} rows of the log can be used: check its users, items and times")
         raise NothingNewError(data.folder, len(rows), repeated)
     pairs["dislikes.npy"] = pl.concat([pairs["dislikes.npy"], new_dislikes.lazy()])
-    columns: dict[str, Read] = {name: events[name].to_numpy().__getitem__ for name in FILES if name in events.columns}
+    arrays: dict[str, Read] = {name: events[name].to_numpy().__getitem__ for name in FILES if name in events.columns}
     lengths, popularity = (
         np.bincount(events[role].to_numpy(), minlength=len(texts[role])) for role in ("user", "item")
     )
-    sections = _sections(data, split, lengths, before, columns.get("weight"))
+    sections = _sections(data, split, lengths, before, arrays.get("weight"))
     report = data.description["report"]
     about = {
         "sources": [*data.description["sources"], *opened.names],
@@ -110,7 +103,7 @@ def append_log(
 
     def fill(folder: Path) -> dict[str, Any]:
         log, order = CleanedLog(lengths, popularity, {}), np.arange(len(popularity))
-        return write_data(folder, columns, log, sections, order, texts, pairs, None, about) | scaled
+        return write_data(folder, arrays, log, sections, order, texts, pairs, None, about) | scaled
 
     write_folder(out, fill)
     added = int(is_new.sum())

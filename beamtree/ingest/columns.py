@@ -3,9 +3,10 @@
 import csv
 import gzip
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 # Usual names, in order of preference; compared in lower case, without spaces and punctuation.
 USER = (
@@ -34,6 +35,51 @@ FORMATS = {
 }
 
 MAX_LINE = 1 << 20  # characters of a first line
+
+Kinds = Mapping[str, float] | str
+Target = str | float | Iterable[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogColumns:
+    """Which columns of a log are read, and how: the one list of these arguments, which a test compares with all others.
+
+    Args:
+        user: the column of users.
+        item: the column of items.
+        time: the column of times.
+        time_format: the format of dates as in strptime, such as "%d/%m/%Y %H:%M".
+        weight: the column of what events are worth, such as ratings; of kinds, if `kinds` are given.
+        kinds: the weight of each kind of event: {"view": 1, "cart": 3, "buy": 10}. Other kinds are dropped.
+        target: what is to be predicted: kinds such as "buy", or the lowest weight, such as 4.
+        dislike: events of at most this weight are dislikes: they are not part of histories, never predicted, and their
+            items are never recommended to their users.
+        context: columns of what was known when an event happened, such as ["country", "device", "hour"]; `hour` and
+            `day` (1 to 7, from Monday) are taken from the times, in UTC, if no column has that name. Requests can give
+            theirs.
+    """
+
+    user: str | None = None
+    item: str | None = None
+    time: str | None = None
+    time_format: str | None = None
+    weight: str | None = None
+    kinds: Kinds | None = None
+    target: Target | None = None
+    dislike: float | None = None
+    context: str | Iterable[str] | None = None
+
+    def given(self) -> dict[str, Any]:
+        """What is not None, by name."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in values.items() if value is not None}
+
+    def or_as_in(self, settings: Mapping[str, Any]) -> "LogColumns":
+        """What is not given is as in the settings of prepared data."""
+        return LogColumns(**{field.name: settings.get(field.name) for field in fields(self)} | self.given())
+
+
+USUAL_COLUMNS = LogColumns()  # users, items and times are found by their usual names
 
 
 class Columns(NamedTuple):
@@ -80,13 +126,13 @@ def positions(count: int) -> list[str]:
     return [str(number + 1) for number in range(count)]
 
 
-def find_columns(columns: Sequence[str], user: str | None, item: str | None, time: str | None) -> Columns:
+def find_columns(columns: Sequence[str], wanted: LogColumns = USUAL_COLUMNS) -> Columns:
     """The columns given; otherwise by usual names, or by usual positions in a log without a header."""
     last = positions(len(columns))[-1] if len(columns) > 2 else None
     usual = {"user": (USER, "1"), "item": (ITEM, "2"), "time": (TIME, last)}
     by_name = {column.strip(): column for column in columns} | {column: column for column in columns}
     result = {}
-    for role, name in (("user", user), ("item", item), ("time", time)):
+    for role, name in (("user", wanted.user), ("item", wanted.item), ("time", wanted.time)):
         if name is not None and name not in by_name:
             raise ValueError(f"there is no column {name!r} for `{role}`: {_listed(columns)}")
         if name is not None:

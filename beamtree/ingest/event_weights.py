@@ -11,15 +11,13 @@ from typing import Any, NamedTuple
 import polars as pl
 
 from beamtree.errors import as_float
-from beamtree.ingest.columns import KIND, usual_column
+from beamtree.ingest.columns import KIND, Kinds, LogColumns, Target, usual_column
 
-Kinds = Mapping[str, float] | str
-Target = str | float | Iterable[str]
 WEIGHING = ("weight", "kinds", "target", "dislike")  # the settings of prepared data that say what events are worth
 
 
 def weighing_of(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """What the settings of prepared data say about the weights of events, as arguments of `open_logs`."""
+    """What the settings of prepared data say about the weights of events, as fields of `LogColumns`."""
     return {name: settings[name] for name in WEIGHING if name in settings}
 
 
@@ -56,18 +54,12 @@ class EventWeights(NamedTuple):
         return {"weight": self.column, "kinds": self.kinds, "target": self.target, "dislike": self.dislike}
 
 
-def event_weights(
-    columns: Sequence[str], weight: str | None, kinds: Kinds | None, target: Target | None, dislike: float | None
-) -> EventWeights | None:
+def event_weights(columns: Sequence[str], wanted: LogColumns) -> EventWeights | None:
     """How to read the weights of a log with these columns; None where every event counts the same.
 
-    Args:
-        columns: of the log.
-        weight: the column of numbers, or of kinds if `kinds` are given; then it is found by usual names unless given.
-        kinds: the weight of each kind, as a dict or as text: view=1,cart=3,buy=10. Rows of other kinds are dropped.
-        target: what is to be predicted: kinds, or the lowest number. Default: every event that is no dislike.
-        dislike: events of at most this weight are dislikes. Default: 0.
+    A column of kinds is found by usual names unless given. Kinds may be text: view=1,cart=3,buy=10.
     """
+    weight, kinds, target, dislike = wanted.weight, wanted.kinds, wanted.target, wanted.dislike
     if weight is None and kinds is None:
         given = "target" if target is not None else "dislike" if dislike is not None else None
         if given is not None:

@@ -30,8 +30,8 @@ from beamtree.data.prepared import id_types, write_folder
 from beamtree.errors import short_message
 from beamtree.ingest import arrays
 from beamtree.ingest.arrays import Array, CleanedLog, columns_of, k_core, mean_size, range_bounds, write_data
+from beamtree.ingest.columns import Kinds, LogColumns, Target
 from beamtree.ingest.contexts import check_contexts
-from beamtree.ingest.event_weights import Kinds, Target
 from beamtree.ingest.numbering import (
     IDS,
     SortedBlock,
@@ -95,17 +95,19 @@ def prepare(
         sources: a file or folder (CSV, Parquet, JSON lines), a frame (Polars, pandas, Arrow), or a list of these.
         out: the folder to write; one that was prepared before is replaced.
         names: the columns of text files without a header, as in `columns.FORMATS`; 1, 2, 3, … unless given.
-        user: the column of users; found by usual names unless given, like the next two.
-        item: the column of items.
-        time: the column of times; without one, the rows are assumed to be in order.
-        time_format: how dates are written, as in strptime, such as "%d/%m/%Y %H:%M"; detected unless given.
-        weight: the column of what events are worth: numbers, or kinds if `kinds` are given; all count the same unless
-            given.
-        kinds: the weight of each kind of event, {"view": 1, "cart": 3, "buy": 10}; rows of other kinds are dropped.
-        target: what is to be predicted: kinds, or the lowest weight; all events unless given.
-        dislike: events of at most this weight are dislikes; 0 unless given.
-        context: the columns of what was known when an event happened, such as country,device; hour and day (1 to 7,
-            from Monday) are taken from the times, in UTC, if no column has that name; none unless given.
+        user: the column of users. Default: found by its name.
+        item: the column of items. Default: found by its name.
+        time: the column of times. Default: found by its name; without one, the rows are assumed to be in order.
+        time_format: the format of dates as in strptime, such as "%d/%m/%Y %H:%M". Default: detected.
+        weight: the column of what events are worth, such as ratings; of kinds, if `kinds` are given. Default: all
+            events count the same.
+        kinds: the weight of each kind of event: {"view": 1, "cart": 3, "buy": 10}. Other kinds are dropped.
+        target: what is to be predicted: kinds such as "buy", or the lowest weight, such as 4. Default: all events.
+        dislike: events of at most this weight are dislikes: they are not part of histories, never predicted, and
+            their items are never recommended to their users. Default: 0.
+        context: columns of what was known when an event happened, such as ["country", "device", "hour"]; `hour` and
+            `day` (1 to 7, from Monday) are taken from the times, in UTC, if no column has that name. Requests can give
+            theirs. Default: none.
         min_events: users with fewer are dropped; none unless given.
         min_item_events: items with fewer are dropped; then users and items again, until all have enough.
         min_eval_events: minimum of events of validation and test users of `halves`; unless given `min_events`, or 10,
@@ -127,11 +129,14 @@ def prepare(
     options.check()
     least = max(min_events or 1, options.min_train_events)
     logs = find_logs(sources)
+    columns = LogColumns(
+        user=user, item=item, time=time, time_format=time_format,
+        weight=weight, kinds=kinds, target=target, dislike=dislike, context=context,
+    )  # fmt: skip
 
     def fill(folder: Path) -> dict[str, Any]:
         on_stage(f"opening {len(logs):,} {'log' if len(logs) == 1 else 'logs'}")
-        weighing: dict[str, Any] = {"weight": weight, "kinds": kinds, "target": target, "dislike": dislike}
-        log = open_logs(logs, names, user, item, time, time_format, **weighing, context=context)
+        log = open_logs(logs, columns, names)
         log = log._replace(scale=options.with_unit(log.events, log.scale))
         options.cutoff(log.scale)  # so that a wrong date is an error now, and not after an hour of work
         return _fill(folder, log, least, min_item_events, options, engine, on_stage)

@@ -7,7 +7,7 @@ import codecs
 import errno
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -15,9 +15,18 @@ from typing import Any, NamedTuple, cast
 import polars as pl
 
 from beamtree.errors import DISK_FULL, short_message
-from beamtree.ingest.columns import Columns, find_columns, first_row, is_header, positions, shown
+from beamtree.ingest.columns import (
+    USUAL_COLUMNS,
+    Columns,
+    LogColumns,
+    find_columns,
+    first_row,
+    is_header,
+    positions,
+    shown,
+)
 from beamtree.ingest.contexts import DERIVED, context_columns, context_expression
-from beamtree.ingest.event_weights import EventWeights, Kinds, Target, event_weights
+from beamtree.ingest.event_weights import EventWeights, event_weights
 from beamtree.ingest.sources import FRAME, LINES, PARQUET, TEXT, Location, column_names, is_frame, select_columns
 from beamtree.ingest.times import WHITESPACE, TimeScale, detect_unix_unit, parse_times
 
@@ -48,49 +57,29 @@ class OpenedLog(NamedTuple):
     numeric: Sequence[str] = ()  # those of `user` and `item` whose columns hold numbers
 
 
-def open_logs(
-    logs: Sequence[Any],
-    names: Sequence[str] | None = None,
-    user: str | None = None,
-    item: str | None = None,
-    time: str | None = None,
-    time_format: str | None = None,
-    *,
-    weight: str | None = None,
-    kinds: Kinds | None = None,
-    target: Target | None = None,
-    dislike: float | None = None,
-    context: str | Iterable[str] | None = None,
-) -> OpenedLog:
+def open_logs(logs: Sequence[Any], wanted: LogColumns = USUAL_COLUMNS, names: Sequence[str] | None = None) -> OpenedLog:
     """All rows of some files and frames, one after the other.
 
     Args:
         logs: from `find_logs`.
+        wanted: the columns to read; users, items and times are found by usual names unless given.
         names: the columns of text files without a header.
-        user: the column of users; found by usual names unless given, like the next two.
-        item: the column of items.
-        time: the column of times.
-        time_format: how dates are written, as in strptime; detected unless given.
-        weight: see `event_weights`, like the next three.
-        kinds: the weight of each kind of event.
-        target: what is to be predicted.
-        dislike: events of at most this weight are dislikes.
-        context: the columns of the contexts of events, see `contexts`.
     """
-    wanted = [name for name in (user, item, time, weight) if name is not None]
+    time_format = wanted.time_format
+    by_name = [name for name in (wanted.user, wanted.item, wanted.time, wanted.weight) if name is not None]
     if names is not None and any(map(is_frame, logs)):
         raise ValueError(f"{FRAME} names its own columns: `names` is for text files without a header")
-    tables = [log if is_frame(log) else scan_file(log, names, wanted) for log in logs]
+    tables = [log if is_frame(log) else scan_file(log, names, by_name) for log in logs]
     log_names = [FRAME if is_frame(log) else str(log.name) for log in logs]
     all_columns = list(map(column_names, tables))
     for name, other in zip(log_names, all_columns, strict=True):
         if other != all_columns[0]:
             first, second = (", ".join(shown(names, each) for each in names) for names in (all_columns[0], other))
             raise ValueError(f"the files have different columns: {log_names[0]} has {first}; {name} has {second}")
-    columns = find_columns(all_columns[0], user, item, time)
+    columns = find_columns(all_columns[0], wanted)
     roles = {role: column for role, column in columns._asdict().items() if column is not None}
-    weights = event_weights(all_columns[0], weight, kinds, target, dislike)
-    context_names = context_columns(all_columns[0], context, columns.time is not None)
+    weights = event_weights(all_columns[0], wanted)
+    context_names = context_columns(all_columns[0], wanted.context, columns.time is not None)
     given = [name for name in context_names if name in all_columns[0]]
     used = dict.fromkeys((*roles.values(), *(() if weights is None else (weights.column,)), *given))
     ignored = [shown(all_columns[0], name) for name in all_columns[0] if name not in used]

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import polars as pl
@@ -10,6 +11,7 @@ import torch
 from beamtree.data import BeforeAfter, Events, Ids
 from beamtree.data.contexts import EventContexts
 from beamtree.data.views import OtherUsers
+from beamtree.ingest.columns import USUAL_COLUMNS, LogColumns
 from beamtree.ingest.contexts import DERIVED
 from beamtree.ingest.event_weights import weighing_of
 from beamtree.ingest.numbering import sort_events
@@ -26,27 +28,16 @@ class LogEvents(NamedTuple):
     integer_users: bool  # whether the users were integers in the log
 
 
-def read_events(
-    log: Any,
-    user: str | None = None,
-    item: str | None = None,
-    time: str | None = None,
-    time_format: str | None = None,
-    settings: Mapping[str, Any] | None = None,
-) -> LogEvents:
+def read_events(log: Any, columns: LogColumns = USUAL_COLUMNS, settings: Mapping[str, Any] | None = None) -> LogEvents:
     """The events and dislikes of a log, without rows that have no user or item.
 
     Args:
         log: in any form that `prepare` takes.
-        user: the column of users, if it has an unusual name.
-        item: the column of items, likewise.
-        time: the column of times, likewise; without one, rows are in order.
-        time_format: how dates are written, as in strptime; detected unless given.
+        columns: found by their usual names unless given; without times, rows are in order.
         settings: of the first log: where that has weights, and this one has their column, dislikes are told from
             events, and rows without a weight are left out; otherwise every row is an event.
     """
-    weighing = weighing_of(settings or {})
-    rows, opened = _sorted_rows(log, user, item, time, time_format, weighing=weighing)
+    rows, opened = _sorted_rows(log, columns, weighing_of(settings or {}))
     if "time" not in rows.columns:
         rows = rows.with_columns(time=None)
     disliked = rows.clear()
@@ -61,11 +52,8 @@ def read_events(
 def read_users(
     log: Any,
     ids: Ids,
+    columns: LogColumns = USUAL_COLUMNS,
     *,
-    user: str | None = None,
-    item: str | None = None,
-    time: str | None = None,
-    time_format: str | None = None,
     exclude_seen: bool = False,
     context: Sequence[str] = (),
 ) -> BeforeAfter:
@@ -77,14 +65,11 @@ def read_users(
     Args:
         log: in any form that `prepare` takes.
         ids: of the model's items.
-        user: the column of users; found by usual names unless given, like the next two.
-        item: the column of items.
-        time: the column of times; without one, rows are in order.
-        time_format: how dates are written, as in strptime; detected unless given.
+        columns: found by their usual names unless given; without times, rows are in order.
         exclude_seen: whether unknown items of a user's history are no targets.
         context: the columns of the model's contexts; those that the log does not have are not known.
     """
-    rows, _ = _sorted_rows(log, user, item, time, time_format, context)
+    rows, _ = _sorted_rows(log, columns, context=context)
     rows = rows.select(name for name in ("user", "item", "time", "context") if name in rows.columns)
     position, count = pl.int_range(pl.len()).over("user"), pl.len().over("user")
     rows = rows.with_columns(after=position >= count // 2, count=count).filter(pl.col("count") > 1)
@@ -115,25 +100,19 @@ def read_users(
 
 
 def _sorted_rows(
-    log: Any,
-    user: str | None,
-    item: str | None,
-    time: str | None,
-    time_format: str | None,
-    context: Sequence[str] = (),
-    weighing: Mapping[str, Any] | None = None,
+    log: Any, columns: LogColumns, weighing: Mapping[str, Any] | None = None, context: Sequence[str] = ()
 ) -> tuple[pl.DataFrame, OpenedLog]:
     """The rows of a log by user and time, cleaned as in `prepare`, with the weights and contexts that it has."""
     logs = find_logs(log)
-    opened = open_logs(logs, None, user, item, time, time_format)
+    opened = open_logs(logs, columns)
     if weighing and weighing["weight"] in opened.ignored:
-        opened = open_logs(logs, None, user, item, time, time_format, **weighing)
+        opened = open_logs(logs, replace(columns, **weighing))
     has, scale = {*opened.ignored, *opened.columns}, opened.scale
     if scale is not None and not has.issuperset(context):
         scale = scale if scale.dates else detect_unix_unit(opened.events, scale)
         has |= DERIVED.keys() if scale.dates or scale.unit is not None else set()
     if known := [name for name in context if name in has]:
-        opened = open_logs(logs, None, user, item, time, time_format, context=known)
+        opened = open_logs(logs, replace(columns, context=known))
     usable = (pl.col("user") != "") & (pl.col("item") != "")
     if opened.columns.time is not None:
         usable &= pl.col("time").is_not_null()

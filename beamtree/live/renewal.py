@@ -36,6 +36,7 @@ from beamtree.files.staging import (
     staging_folder,
     swap,
 )
+from beamtree.ingest.columns import LogColumns
 from beamtree.ingest.inputs import tree_builder
 from beamtree.live.edits import with_hidden, with_items, without_items
 from beamtree.live.events import Event, TrainingLog
@@ -164,10 +165,10 @@ def renew(
         force: save a worse model too.
         steps: training steps of the network after that, from yesterday's weights; kept if validation users find more.
         names: the columns of text files without a header.
-        user: the column of users. Default: as in the first log, like the next two.
-        item: the column of items.
-        time: the column of times.
-        time_format: the format of dates as in strptime. Default: detected.
+        user: the column of users. Default: as in the first log.
+        item: the column of items. Default: as in the first log.
+        time: the column of times. Default: as in the first log.
+        time_format: the format of dates as in strptime, such as "%d/%m/%Y %H:%M". Default: detected.
         device: cpu or cuda.
         scorers: scorer classes from outside the package.
         parts: parts from outside the package; one that is not given stays as it was.
@@ -177,6 +178,7 @@ def renew(
         from beamtree.ingest.append import NothingNewError, append_log
 
     folder, began = Path(run).resolve(), monotonic()
+    columns = LogColumns(user=user, item=item, time=time, time_format=time_format)
     _recover(folder)
     check_run(folder)
     check_replaceable(folder)
@@ -198,10 +200,7 @@ def renew(
         new_run.mkdir()
         report.stage("Adding the log")
         try:
-            added = append_log(
-                data, old.ids, log, new_run / DATA, names=names, user=user, item=item, time=time,
-                time_format=time_format,
-            )  # fmt: skip
+            added = append_log(data, old.ids, log, new_run / DATA, columns, names=names)
         except NothingNewError as nothing:
             dropped = nothing.rows - nothing.repeated
             return Renewal(saved=False, repeated=nothing.repeated, dropped=dropped, seconds=monotonic() - began)

@@ -19,6 +19,7 @@ import shutil
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -129,12 +130,35 @@ def replace_data(folder: Path, source: Path | None) -> None:
 # Tables
 
 
+def table_name(name: str) -> str:
+    """The file of the table `items` or `vectors` in a run."""
+    return f"{name}.parquet"
+
+
+def own_tables(folder: Path, run: Mapping[str, Any]) -> dict[str, Path]:
+    """The files of the tables that are saved with a run."""
+    files = {name: table_file(folder, name, run) for name in TABLES if run.get(name) == table_name(name)}
+    return {name: file for name, file in files.items() if file is not None}
+
+
+def save_tables(folder: Path, tables: Mapping[str, Any]) -> None:
+    """Write tables from memory into a run, and copy those that are files; others of the run are removed."""
+    for name in TABLES:
+        table = tables.get(name)
+        if table is None:
+            remove(folder / table_name(name))
+        else:
+            save_table(
+                folder, name, partial(shutil.copyfile, table) if isinstance(table, Path) else table.write_parquet
+            )
+
+
 def save_table(folder: Path, name: str, write: Callable[[Path], object]) -> None:
     """Write the table `items` or `vectors` into a run; a kill leaves the old one or the new one.
 
     run.json gets the checksum of the new table before this is moved into place, and keeps that of the old one.
     """
-    path = folder / f"{name}.parquet"
+    path = folder / table_name(name)
     with explain_full_disk(folder), staging_folder(path) as draft:
         write(draft / path.name)
         run = read_run(folder)
@@ -153,7 +177,7 @@ def table_file(folder: Path, name: str, run: Mapping[str, Any] | None = None, *,
     file = run.get(name)
     if not isinstance(file, str) or "\0" in file:
         return None
-    if file == f"{name}.parquet" and os.path.lexists(folder / file):
+    if file == table_name(name) and os.path.lexists(folder / file):
         return _check_table(folder, file, run.get(CHECKSUMS, {}).get(file, []), full)
     return next((path for path in (folder / file, Path(file)) if path.is_file()), None)
 

@@ -5,7 +5,7 @@
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -35,29 +35,29 @@ class Recipe:
 class TrainingOptions:
     """How to build a tree and train a model on it: the arguments of `Recommender`, which describes each of them.
 
-    None means: chosen for the log and the device.
+    First what most users need, then what research needs. None means: chosen for the log and the device.
     """
 
-    method: str | Method = "otm-mixed"
+    device: str = "cpu"
+    seed: int = 0
+    sequence: bool | None = None
+    refit: bool | None = None
     tree: str | Path | Tree | Callable[[Prepared], Tree] = "cluster"
     items: Any = None
     vectors: Any = None
+    parts: tuple[Part, ...] = ()
+    steps: int | None = None
+    epochs: int | None = None
     arity: int = 2
-    scorer: MakeScorer | type[Scorer] | None = None
+    method: str | Method = "otm-mixed"
     recipe: str | Recipe = "beamtree"
+    scorer: MakeScorer | type[Scorer] | None = None
     beam_size: int | None = None
     nodes: int | None = None
-    epochs: int | None = None
-    steps: int | None = None
     batch_size: int | None = None
     lr: float | None = None
     optimizer: str = "adam"
     patience: int = 8
-    device: str = "cpu"
-    seed: int = 0
-    refit: bool | None = None
-    sequence: bool | None = None
-    parts: tuple[Part, ...] = ()
 
     @property
     def method_name(self) -> str:
@@ -68,3 +68,22 @@ class TrainingOptions:
     def recipe_name(self) -> str:
         """The name of the recipe: own where it is not one of the package."""
         return self.recipe if isinstance(self.recipe, str) else "own"
+
+    def joined(self, other: "TrainingOptions") -> "TrainingOptions":
+        """What these or other options choose; a ValueError where both choose the same option."""
+        if not isinstance(other, TrainingOptions):
+            raise ValueError(f"training={other!r}: give a TrainingOptions")
+        chosen, others = self._chosen(), other._chosen()
+        twice = next((name for name in chosen if name in others), None)
+        if twice is not None:
+            raise ValueError(f"`{twice}` is given twice: as an argument and in `training`; leave one of them out")
+        return TrainingOptions(**chosen, **others)
+
+    def _chosen(self) -> dict[str, Any]:
+        """What is not the default; those whose default is None may be frames, which have no `==`."""
+        values = {field.name: (getattr(self, field.name), field.default) for field in fields(self)}
+        return {
+            name: value
+            for name, (value, default) in values.items()
+            if (value is not None if default is None else value != default)
+        }

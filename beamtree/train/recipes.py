@@ -3,8 +3,10 @@
 `Recommender.fit` and the commands train, compare and demo all call `resolve_settings`, `build_model` and `train_model`.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,7 +45,18 @@ class Sizes(NamedTuple):
 DEFAULT_SIZES = {"cpu": Sizes(100, 50, 3000), "cuda": Sizes(400, 200, 10_000)}
 MAX_STEPS = 10**9  # also of epochs
 MAX_LR = 1e30  # Adam overflows beyond it; training diverges far below, with an error
+SMALLEST = {  # of options that are whole numbers, and what a message adds
+    "arity": (2, "a tree needs at least 2 children per node"),
+    "beam_size": (1, "must be at least 1"),
+    "nodes": (1, "must be at least 1"),
+    "batch_size": (1, "must be at least 1"),
+    "steps": (0, "must be 0 or more"),
+    "epochs": (1, "must be at least 1; `steps=0` is the closed form only"),
+    "patience": (1, "must be above 0"),
+    "seed": (-math.inf, ""),
+}
 SAME_FOR_ALL = 0.8  # share of the same items in all lists from which on a fit says so
+NEEDED = "closed-form parts: use the recipe beamtree and a method other than plt and hsm"
 VALIDATION_USERS = 4000  # at most, for the checks during training
 
 
@@ -125,45 +138,56 @@ class TrainingSettings:
         return Schedule(self.lr, self.recipe.shape, warm_up)
 
 
-def check_names(options: TrainingOptions) -> Recipe:
-    """Raise a ValueError for a name that is not known; returns the recipe."""
+def check_options(options: TrainingOptions) -> Recipe:
+    """Raise a ValueError for options that no data make possible; returns the recipe, with the parts that can be fitted.
+
+    A scorer of one's own is the whole score, and closed-form parts do not give logits of a node among its siblings.
+    """
     if not isinstance(options.method, Method):
         lookup(METHODS, "method", options.method)
     lookup(OPTIMIZERS, "optimizer", options.optimizer)
-    return options.recipe if isinstance(options.recipe, Recipe) else lookup(RECIPES, "recipe", options.recipe)
+    recipe = options.recipe if isinstance(options.recipe, Recipe) else lookup(RECIPES, "recipe", options.recipe)
+    for name, (smallest, reason) in SMALLEST.items():
+        value = getattr(options, name)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, Integral)):
+            raise ValueError(f"{name}={value!r}: give a whole number")
+        if value is not None and value < smallest:
+            raise ValueError(f"{name}={value}: {reason}")
+    for name in ("refit", "sequence"):
+        if getattr(options, name) not in (None, True, False):
+            raise ValueError(f"{name}={getattr(options, name)!r}: give True, False or None")
+    if not isinstance(options.lr, Real | None) or not 0 < (recipe.lr if options.lr is None else options.lr) <= MAX_LR:
+        raise ValueError(f"lr={options.lr}: must be above 0 and at most {MAX_LR:g}; 0.001 is usual")
+    if options.epochs is not None and options.steps is not None:
+        raise ValueError("`epochs` and `steps` are both given: give one of them")
+    for name, count in (("epochs", options.epochs), ("steps", options.steps)):
+        if count is not None and count > MAX_STEPS:
+            raise ValueError(f"{name}={count}: must be at most {MAX_STEPS:,}")
+    if options.scorer is not None:
+        if not callable(options.scorer):
+            raise ValueError(f"scorer={options.scorer!r}: give a class of scorers, or a function (tree, data, seed)")
+        recipe = replace(recipe, scorer=_scorer_function(options.scorer), parts=())
+    if (sized(options.method, 1, 1) if isinstance(options.method, str) else options.method).chained:
+        recipe = replace(recipe, parts=())
+    needing = next((name for name in ("refit", "sequence", "parts") if getattr(options, name)), None)
+    if needing and not recipe.parts:
+        raise ValueError(f"`{needing}` needs {NEEDED}")
+    return recipe
 
 
 def resolve_settings(data: Prepared, options: TrainingOptions) -> TrainingSettings:
     """Check the options, and choose what was left open for these data and this device."""
-    recipe = check_names(options)
-    if options.scorer is not None:
-        recipe = replace(recipe, scorer=_scorer_function(options.scorer), parts=())
+    recipe = check_options(options)
     lr = recipe.lr if options.lr is None else options.lr
-    if not 0 < lr <= MAX_LR:
-        raise ValueError(f"lr={lr}: must be above 0 and at most {MAX_LR:g}; 0.001 is usual")
-    if options.epochs is not None and options.steps is not None:
-        raise ValueError("`epochs` and `steps` are both given: give one of them")
-    if options.epochs is not None and options.epochs < 1:
-        raise ValueError(f"epochs={options.epochs}: must be at least 1; `steps=0` is the closed form only")
-    for name, count in (("epochs", options.epochs), ("steps", options.steps)):
-        if count is not None and count > MAX_STEPS:
-            raise ValueError(f"{name}={count}: must be at most {MAX_STEPS:,}")
     sizes = default_sizes(options.device)
     beam_size = sizes.beam_size if options.beam_size is None else options.beam_size
     batch_size = sizes.batch_size if options.batch_size is None else options.batch_size
-    for name, value in (("beam_size", beam_size), ("batch_size", batch_size)):
-        if value < 1:
-            raise ValueError(f"{name}={value}: must be at least 1")
     nodes = 2 * beam_size if options.nodes is None else options.nodes
     method = sized(options.method, beam_size, nodes) if isinstance(options.method, str) else options.method
     if len(data.train) < 2:
         raise ValueError(f"{data.folder} has one user for training and at least two are needed: prepare a longer log")
     if int(data.train.events.counts().max()) < 2:
         raise ValueError(f"no training user of {data.folder} has two events: prepare a longer log")
-    if method.chained:  # closed-form parts do not give logits of a node among its siblings
-        recipe = replace(recipe, parts=())
-    if options.refit and not recipe.parts:
-        raise ValueError("`refit` needs closed-form parts: use the recipe beamtree and a method other than plt and hsm")
     held_out = len(data.val) + len(data.test) > 0  # without, a refit would change nothing
     refit = bool(recipe.parts) and held_out if options.refit is None else options.refit
     settings = TrainingSettings(
@@ -183,8 +207,6 @@ def _parts(data: Prepared, options: TrainingOptions, recipe: Recipe) -> tuple[Pa
     """The parts to try, those from outside before the one that is trained; a ValueError where one cannot be fitted."""
     trains_sequence = _trains_sequence(data, options, recipe)
     parts = [part for part in recipe.parts if part.name != SEQUENCE or trains_sequence]
-    if options.parts and not parts:
-        raise ValueError("`parts` needs closed-form parts: use the recipe beamtree and a method other than plt and hsm")
     for part in options.parts:
         obstacle = part.obstacle(data)
         if obstacle:
@@ -201,9 +223,7 @@ def _trains_sequence(data: Prepared, options: TrainingOptions, recipe: Recipe) -
     if options.sequence is False:
         return False
     part = next((part for part in recipe.parts if part.name == SEQUENCE), None)
-    obstacle: str | None = "closed-form parts: use the recipe beamtree and a method other than plt and hsm"
-    if part is not None:
-        obstacle = part.obstacle(data)
+    obstacle = NEEDED if part is None else part.obstacle(data)
     if options.sequence and obstacle:
         raise ValueError(f"`sequence` needs {obstacle}")
     on_gpu = torch.device(options.device).type == "cuda" and options.steps != 0

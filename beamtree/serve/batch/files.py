@@ -17,7 +17,7 @@ per user with lists of items and scores. With rules there is one more column or 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
@@ -26,7 +26,7 @@ import polars as pl
 from beamtree.errors import explain_full_disk, short_message
 from beamtree.files.atomic import check_writable
 from beamtree.files.staging import move_into_place, staging_folder
-from beamtree.ingest.columns import find_columns
+from beamtree.ingest.columns import USUAL_COLUMNS, LogColumns, find_columns
 from beamtree.ingest.readers import holds_numbers, is_integer_text, open_logs, scan_file, text_id, text_ids
 from beamtree.ingest.sources import Location, find_files
 from beamtree.ingest.times import WHITESPACE
@@ -57,23 +57,17 @@ class HistoryFile:
 
 
 def open_histories(
-    path: str | Path,
-    *,
-    names: Sequence[str] | None = None,
-    user: str | None = None,
-    item: str | None = None,
-    time: str | None = None,
-    time_format: str | None = None,
+    path: str | Path, wanted: LogColumns = USUAL_COLUMNS, names: Sequence[str] | None = None
 ) -> HistoryFile:
     """Detect the layout and length of a file, or of a folder of files; the columns are as in `prepare`."""
     files = find_files(path)
-    column_names = [name for name in (user, item, time) if name is not None]
+    column_names = [name for name in (wanted.user, wanted.item, wanted.time) if name is not None]
     with _polars_errors(f"{path} cannot be read"):
         columns = scan_file(files[0], names, ["user", "history", *column_names]).collect_schema().names()
         by_name = {name.strip(): name for name in columns}
-        history = by_name.get("history") if item is None and time is None else None
+        history = by_name.get("history") if wanted.item is None and wanted.time is None else None
         try:
-            matched = find_columns(columns, user, history or item, time)
+            matched = find_columns(columns, replace(wanted, item=history or wanted.item))
         except ValueError as error:
             if column_names:
                 raise
@@ -82,7 +76,7 @@ def open_histories(
             ) from error
         if history is not None:
             return _one_row_per_user(path, files, matched.user, history)
-        return _one_row_per_event(path, files, names, user, item, time, time_format)
+        return _one_row_per_event(path, files, wanted, names)
 
 
 def _one_row_per_user(path: str | Path, files: Sequence[Location], user: str, history: str) -> HistoryFile:
@@ -109,15 +103,9 @@ def _one_row_per_user(path: str | Path, files: Sequence[Location], user: str, hi
 
 
 def _one_row_per_event(
-    path: str | Path,
-    files: Sequence[Location],
-    names: Sequence[str] | None,
-    user: str | None,
-    item: str | None,
-    time: str | None,
-    time_format: str | None,
+    path: str | Path, files: Sequence[Location], wanted: LogColumns, names: Sequence[str] | None
 ) -> HistoryFile:
-    log = open_logs(files, names, user, item, time, time_format)
+    log = open_logs(files, wanted, names)
     rows = _length(log.events)
     trimmed = [pl.col(name).str.strip_chars(WHITESPACE) for name in ("user", "item")]
     is_valid = (pl.col("user") != "") & (pl.col("item") != "")

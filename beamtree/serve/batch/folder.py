@@ -132,7 +132,7 @@ class TaskRunner:
 
     def run(self, task: Task) -> BatchSummary:
         """Write the results of one task."""
-        histories = open_histories(task.source, **self.job.columns)
+        histories = open_histories(task.source, self.job.columns, self.job.names)
         return write_results(self._searcher, self.job.request, histories, task.output, allow_empty=True)
 
 

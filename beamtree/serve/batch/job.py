@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from beamtree.ingest.columns import LogColumns
 from beamtree.live.saved import read_run_catalogue
 from beamtree.model import TreeModel
 from beamtree.query import Recommendation, RecommendRequest, Searcher
@@ -20,17 +21,8 @@ class BatchJob(NamedTuple):
 
     run: Path
     request: RecommendRequest = RecommendRequest()  # without histories
-    names: Sequence[str] | None = None  # this and the next four: as in `files.open_histories`
-    user: str | None = None
-    item: str | None = None
-    time: str | None = None
-    time_format: str | None = None
-
-    @property
-    def columns(self) -> dict[str, Any]:
-        """The arguments of `files.open_histories`."""
-        columns = {"user": self.user, "item": self.item, "time": self.time, "time_format": self.time_format}
-        return {"names": self.names, **columns}
+    columns: LogColumns = LogColumns()  # as in `files.open_histories`
+    names: Sequence[str] | None = None  # likewise
 
     def settings(self) -> dict[str, Any]:
         """All but the run, as short JSON, to compare with another job."""
@@ -45,7 +37,7 @@ class BatchJob(NamedTuple):
             **({} if filter is None or filter.where is None else {"where": filter.where}),
             **({} if request.rules is None else {"rules": request.rules.as_dict()}),
             **({} if request.context is None else {"context": request.context}),
-            **self.columns,
+            **{name: getattr(self.columns, name) for name in ("user", "item", "time", "time_format")},
             "names": None if self.names is None else list(self.names),
         }
 
