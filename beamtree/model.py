@@ -162,9 +162,9 @@ class BatchPart(NamedTuple):
 
 
 class Query:
-    """A batch of users x: search, targets and loss share one context.
+    """A batch of users x: search, targets and loss share what the scorer prepared.
 
-    The context has gradients if they were enabled when the query was made: a search without gradients may
+    It has gradients if they were enabled when the query was made: a search without gradients may
     come before the loss.
     """
 
@@ -174,7 +174,7 @@ class Query:
         self.x = x
         self.part = BatchPart(0, x.shape[0], x.shape[0]) if part is None else part
         self.levels = range(model.first_level, model.tree.height + 1)  # that are trained and searched
-        self.context = model.scorer.context(model.tree, x)
+        self.prepared = model.scorer.prepare(model.tree, x)
 
     def drawn(self, draw: Callable[[int], Tensor]) -> Tensor:
         """The rows of these users, out of those drawn for the whole batch."""
@@ -183,12 +183,12 @@ class Query:
 
     def logits(self, level: int, nodes: Tensor) -> Tensor:
         """g(x, n) [B, W] of nodes [B or 1, W] of one level, -inf where a node is PAD."""
-        logits: Tensor = self.model.scorer(self.context, level, nodes)
+        logits: Tensor = self.model.scorer(self.prepared, level, nodes)
         return logits
 
     def logits_of(self, levels: list[tuple[int, Tensor]]) -> list[Tensor]:
         """g(x, n) [B, W] of nodes [B or 1, W] of each of some levels."""
-        return self.model.scorer.levels(self.context, levels)
+        return self.model.scorer.levels(self.prepared, levels)
 
     def log_prob(self, level: int, nodes: Tensor) -> Tensor:
         """log p_g(z_n = 1 | x) [B, W] of nodes [B or 1, W] of one level."""
@@ -199,6 +199,6 @@ class Query:
 
     def whole_level(self, level: int) -> Tensor:
         """g(x, n) of every node of a level [B, |N_h|], -inf where nothing lies below the node."""
-        logits = self.model.scorer.whole_level(self.context, self.tree, level)
+        logits = self.model.scorer.whole_level(self.prepared, self.tree, level)
         closed = self.tree.mask.closed(level)
         return logits if closed is None else logits.masked_fill(closed, -torch.inf)

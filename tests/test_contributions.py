@@ -106,7 +106,7 @@ def test_where_events_work_together_each_gives_what_is_lost_without_it(tree, mon
 
     def score(users):
         with torch.no_grad():
-            return scorer(scorer.context(tree, users), tree.height, tree.leaf_of_item(ITEMS))
+            return scorer(scorer.prepare(tree, users), tree.height, tree.leaf_of_item(ITEMS))
 
     found = scorer.contributions(tree, x, ITEMS)
     for t in range(8):

@@ -155,7 +155,7 @@ def _user_factors(model: TreeModel, x: Tensor) -> Tensor:
     part = model.scorer.scorers().get("factors")
     if not isinstance(part, FactorScorer) or not model.scorer.weight_of("factors"):
         return torch.empty(len(x), 0)
-    return part.context(model.tree, x).user.cpu()
+    return part.prepare(model.tree, x).user.cpu()
 
 
 class PopularityPrior:

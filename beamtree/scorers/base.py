@@ -29,7 +29,7 @@ class Contributions(NamedTuple):
 class Scorer(nn.Module, ABC):
     """g(x, n) in two steps, so that work that depends on the user alone is done once.
 
-    Implement `context`, `forward` and `settings`; everything else has a default. The constructor takes what `settings`
+    Implement `prepare`, `forward` and `settings`; everything else has a default. The constructor takes what `settings`
     returns, and `seed`: weights are drawn from it, or left to be loaded if it is None. A scorer holds weights; the tree
     belongs to the model and is passed in, so that a scorer can outlive a change of the tree.
     """
@@ -39,6 +39,11 @@ class Scorer(nn.Module, ABC):
     exportable = False  # whether it scores by operations of torch alone inside `kernels.plain_operations`
     cheap_levels = False  # whether scoring a whole level costs little beside gathering some of its nodes
     hyperparameters: Mapping[str, Any] = MappingProxyType({})  # of a sum: how its parts were fitted
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "context" in vars(cls) and "prepare" not in vars(cls):
+            raise TypeError(f"{cls.__name__}.context is called `prepare` since beamtree 0.3.0: rename the method")
 
     @property
     def kind(self) -> str:
@@ -51,34 +56,34 @@ class Scorer(nn.Module, ABC):
         return True
 
     @abstractmethod
-    def context(self, tree: Tree, x: Tensor) -> Any:
+    def prepare(self, tree: Tree, x: Tensor) -> Any:
         """All that depends on the users x [B, ...] and a level, for all levels at once; only `forward` looks inside."""
 
     @abstractmethod
-    def forward(self, context: Any, level: int, nodes: Tensor) -> Tensor:
+    def forward(self, prepared: Any, level: int, nodes: Tensor) -> Tensor:
         """g(x, n) [B, W] of nodes of one level: finite, and -inf where a node is PAD.
 
         Nodes are [B, W], or [1, W] where all users share them.
         """
 
-    def scores(self, context: Any, level: int, nodes: Tensor) -> Tensor:
+    def scores(self, prepared: Any, level: int, nodes: Tensor) -> Tensor:
         """The same, and anything where a node is PAD: for a sum of scorers, which looks there itself."""
-        logits: Tensor = self(context, level, nodes)
+        logits: Tensor = self(prepared, level, nodes)
         return logits
 
     def calibrated(self, level: int, logits: Tensor) -> Tensor:
         """Logits of probabilities in the order of those given; the same, unless a scorer gives something else."""
         return logits
 
-    def levels(self, context: Any, found: list[tuple[int, Tensor]]) -> list[Tensor]:
+    def levels(self, prepared: Any, found: list[tuple[int, Tensor]]) -> list[Tensor]:
         """g(x, n) of nodes of several levels, each as `forward` gives it, on any device."""
-        return [self(context, level, nodes) for level, nodes in found]
+        return [self(prepared, level, nodes) for level, nodes in found]
 
-    def whole_level(self, context: Any, tree: Tree, level: int) -> Tensor:
+    def whole_level(self, prepared: Any, tree: Tree, level: int) -> Tensor:
         """g(x, n) of every node of a level [B, |N_h|]; a scorer for which that is cheap says how."""
         span = tree.level(level)
         nodes = torch.arange(span.start, span.stop, device=tree.device)
-        logits: Tensor = self(context, level, nodes.unsqueeze(0))
+        logits: Tensor = self(prepared, level, nodes.unsqueeze(0))
         return logits
 
     @abstractmethod
@@ -148,7 +153,7 @@ class Scorer(nn.Module, ABC):
         """
 
         def score(users: Tensor, leaves: Tensor) -> Tensor:
-            logits: Tensor = self(self.context(tree, users), tree.height, leaves)
+            logits: Tensor = self(self.prepare(tree, users), tree.height, leaves)
             return logits
 
         return leave_one_out(score, x, tree.leaf_of_item(items))
@@ -168,7 +173,7 @@ class Scorer(nn.Module, ABC):
 def says_last(kind: type[Scorer], method: str) -> bool:
     """Whether no class derived from the one that has this method scores in another way than that."""
     of_each = (vars(each) for each in kind.__mro__)
-    return method in next(own for own in of_each if own.keys() & {method, "context", "forward", "scores"})
+    return method in next(own for own in of_each if own.keys() & {method, "prepare", "forward", "scores"})
 
 
 def leave_one_out(score: Callable[[Tensor, Tensor], Tensor], x: Tensor, leaves: Tensor) -> Contributions:
