@@ -55,14 +55,14 @@ class TreeModel(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "TreeModel":
         """Called by `.to(device)`: the tree moves with the weights."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self.tree = self.tree.moved(fn)
+        self.tree = self.tree.map(fn)
         return self
 
     def on_tree(self, tree: Tree) -> "TreeModel":
         """The same model on another tree over the same items: the rows of nodes follow the items."""
         if tree.num_items != self.tree.num_items:
             raise ValueError(f"the new tree holds {tree.num_items} items and the old one {self.tree.num_items}")
-        tree = tree.moved(lambda part: part.to(self.tree.device))
+        tree = tree.to(self.tree.device)
         min_width = len(self.tree.level(self.first_level))
         first_level = next((h for h in range(1, tree.height) if len(tree.level(h)) >= min_width), tree.height)
         scorer = self._table_scorer().on_tree(self.tree, tree)
@@ -200,5 +200,5 @@ class Query:
     def whole_level(self, level: int) -> Tensor:
         """g(x, n) of every node of a level [B, |N_h|], -inf where nothing lies below the node."""
         logits = self.model.scorer.whole_level(self.prepared, self.tree, level)
-        closed = self.tree.mask.closed(level)
-        return logits if closed is None else logits.masked_fill(closed, -torch.inf)
+        blocked = self.tree.mask.blocked(level)
+        return logits if blocked is None else logits.masked_fill(blocked, -torch.inf)

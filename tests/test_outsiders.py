@@ -27,7 +27,11 @@ def load_example(name):
 
 SCORER, TREE, METHOD = (load_example(f"custom_{name}") for name in ("scorer", "tree", "method"))
 OWN = bt.Method(
-    "beam-and-children", partial(METHOD.beam_and_children, beam_size=10), bt.otm(10).labels, chained=False, walks=True
+    "beam-and-children",
+    partial(METHOD.beam_and_children, beam_size=10),
+    bt.otm(10).labels,
+    chained=False,
+    uses_beam=True,
 )
 
 
@@ -94,7 +98,7 @@ def test_a_method_is_what_it_does_and_not_what_it_is_called(market_data, tmp_pat
     from beamtree.train import Checkpoints
 
     tree = bt.random_tree(market_data.num_items)
-    impostor = bt.Method("otm", partial(METHOD.beam_and_children, beam_size=10), bt.otm(10).labels, walks=True)
+    impostor = bt.Method("otm", partial(METHOD.beam_and_children, beam_size=10), bt.otm(10).labels, uses_beam=True)
     assert impostor != bt.otm(10)
     run = partial(bt.fit, data=market_data.train, steps=2, batch_size=20)
     model = bt.TreeModel(tree, bt.DeepScorer(tree.num_nodes))

@@ -214,8 +214,8 @@ def test_a_part_of_weight_0_is_not_asked(tree, monkeypatch):
 
 def test_a_sum_trains_its_learned_part_alone(tree):
     scorer = make_sum(tree)
-    assert scorer.learner() is scorer.part("deep")
-    assert set(scorer.changing()) == {
+    assert scorer.trainable_part() is scorer.part("deep")
+    assert set(scorer.trainable_state()) == {
         "weights",
         "calibration",
         *(f"parts.deep.{name}" for name in scorer.part("deep").state_dict()),

@@ -93,8 +93,8 @@ class ShardedClosedForm(ClosedForm):
     def parallel(self, find: Find) -> tuple[Find, int]:
         return ranks().split_rows(find), BATCH * ranks().size
 
-    def agree(self, value: T) -> T:
-        return ranks().first(value)
+    def broadcast(self, value: T) -> T:
+        return ranks().broadcast(value)
 
 
 class ShardedCandidates(Candidates):

@@ -16,6 +16,14 @@ from beamtree.tree import PAD, Tree
 
 SCORE = "score"  # the name of the only part of a score that is no sum
 AT_ONCE = 1024  # users that are scored together, each without one entry
+RENAMED = {  # in 0.3.0, which a scorer from outside the package may not know
+    "context": "prepare",
+    "learner": "trainable_part",
+    "changing": "trainable_state",
+    "deeper": "with_extra_level",
+    "for_search": "search_cache",
+    "use_for_search": "load_search_cache",
+}
 ROUNDING = 1e-6  # relative: smaller differences between two scores are rounding
 
 
@@ -42,8 +50,9 @@ class Scorer(nn.Module, ABC):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        if "context" in vars(cls) and "prepare" not in vars(cls):
-            raise TypeError(f"{cls.__name__}.context is called `prepare` since beamtree 0.3.0: rename the method")
+        for old, new in RENAMED.items():
+            if old in vars(cls) and new not in vars(cls):
+                raise TypeError(f"{cls.__name__}.{old} is called `{new}` since beamtree 0.3.0: rename the method")
 
     @property
     def kind(self) -> str:
@@ -116,11 +125,11 @@ class Scorer(nn.Module, ABC):
         """The parts that have rows of nodes, by name; the scorer itself, if it is no sum and has them."""
         return {}
 
-    def learner(self) -> "Scorer":
+    def trainable_part(self) -> "Scorer":
         """What gradients train: all of it, unless a scorer says otherwise."""
         return self
 
-    def changing(self) -> dict[str, Tensor]:
+    def trainable_state(self) -> dict[str, Tensor]:
         """The weights that training changes, by their names in `state_dict`."""
         return dict(self.state_dict())
 
@@ -215,9 +224,9 @@ class TableScorer(Scorer):
         """A scorer for another tree over the same items: what was learned of an item follows it to its new leaf."""
         return self._with_table(self.table.on_tree(old, new, share=self.share))
 
-    def deeper(self, old: Tree, new: Tree) -> "TableScorer":
-        """A scorer for `old.deeper()`: all nodes keep their vectors, and new leaves have that of their parent."""
-        return self._with_table(self.table.deeper(old, share=self.share))
+    def with_extra_level(self, old: Tree, new: Tree) -> "TableScorer":
+        """A scorer for `old.with_extra_level()`: nodes keep their vectors, and new leaves have that of their parent."""
+        return self._with_table(self.table.with_extra_level(old, share=self.share))
 
     def _with_table(self, table: NodeTable) -> "TableScorer":
         """A copy of this scorer with another table."""
@@ -236,12 +245,12 @@ class TableScorer(Scorer):
             vectors = vectors - self.table.read(tree, share=True).at(tree.parent(leaves))
         self.table.weight[leaves] = vectors.to(self.table.weight)
 
-    def for_search(self, tree: Tree) -> Mapping[str, Tensor]:
+    def search_cache(self, tree: Tree) -> Mapping[str, Tensor]:
         """Large tensors that a search computes from the weights before it begins: saved with a finished model."""
         return {}
 
-    def use_for_search(self, tree: Tree, parts: dict[str, Tensor]) -> None:
-        """Use what `for_search` gave for the same weights instead of computing it again."""
+    def load_search_cache(self, tree: Tree, parts: dict[str, Tensor]) -> None:
+        """Use what `search_cache` gave for the same weights instead of computing it again."""
 
 
 def check_histories(x: Tensor, most: int) -> None:

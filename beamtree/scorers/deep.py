@@ -148,10 +148,10 @@ class DeepScorer(TableScorer):
         ]
         return Network(self.table.read(tree, share=self.share).values, self.windows, self.lift, layers)
 
-    def for_search(self, tree: Tree) -> Mapping[str, Tensor]:
+    def search_cache(self, tree: Tree) -> Mapping[str, Tensor]:
         return {"vectors": self.table.vectors(tree)} if self.share else {}
 
-    def use_for_search(self, tree: Tree, parts: dict[str, Tensor]) -> None:
+    def load_search_cache(self, tree: Tree, parts: dict[str, Tensor]) -> None:
         self.table.cache_vectors(tree, parts["vectors"])
 
     def settings(self) -> dict[str, Any]:

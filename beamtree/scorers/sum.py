@@ -88,14 +88,14 @@ class SumScorer(TableScorer):
         """One of the parts."""
         return self.scorers()[name]
 
-    def learner(self) -> Scorer:
+    def trainable_part(self) -> Scorer:
         return self if self.learned is None else self.part(self.learned)
 
     @property
     def capturable(self) -> bool:
         return all(part.capturable for part in self.scorers().values())
 
-    def changing(self) -> dict[str, Tensor]:
+    def trainable_state(self) -> dict[str, Tensor]:
         own = f"parts.{self.learned}."
         state = self.state_dict().items()
         return {name: value for name, value in state if name in ("weights", "calibration") or name.startswith(own)}
@@ -234,26 +234,28 @@ class SumScorer(TableScorer):
         moved = {name: tables[name].on_tree(old, new) if name in tables else self.part(name) for name in self.names}
         return self._of(moved, self.weights[-1:].expand(new.height + 1, -1).clone(), self.learned)
 
-    def deeper(self, old: Tree, new: Tree) -> "SumScorer":
+    def with_extra_level(self, old: Tree, new: Tree) -> "SumScorer":
         tables = self.tables()
-        parts = {name: tables[name].deeper(old, new) if name in tables else self.part(name) for name in self.names}
+        parts = {
+            name: tables[name].with_extra_level(old, new) if name in tables else self.part(name) for name in self.names
+        }
         return self._of(parts, torch.cat([self.weights, self.weights[-1:]]), self.learned)
 
     def put_vectors(self, tree: Tree, leaves: Tensor, vectors: Tensor) -> None:
         raise ValueError("a sum has several rows for a leaf: put vectors into its parts")
 
-    def for_search(self, tree: Tree) -> Mapping[str, Tensor]:
+    def search_cache(self, tree: Tree) -> Mapping[str, Tensor]:
         return {
             f"{name}.{key}": value
             for name, part in self.tables().items()
-            for key, value in part.for_search(tree).items()
+            for key, value in part.search_cache(tree).items()
         }
 
-    def use_for_search(self, tree: Tree, parts: dict[str, Tensor]) -> None:
+    def load_search_cache(self, tree: Tree, parts: dict[str, Tensor]) -> None:
         for name, part in self.tables().items():
             own = {key.removeprefix(f"{name}."): value for key, value in parts.items() if key.startswith(f"{name}.")}
             if own:
-                part.use_for_search(tree, own)
+                part.load_search_cache(tree, own)
 
     def settings(self) -> dict[str, Any]:
         parts = {name: [self.part(name).kind, self.part(name).settings()] for name in self.names}
