@@ -114,7 +114,7 @@ def plain_features(texts, documents):
 
 def test_features_are_tf_idf_of_words_pairs_and_beginnings(monkeypatch):
     texts = ["red lamp red", "blue lamp", "red lamps", "a green chair", "green chair and lamp", "Red LAMP"]
-    monkeypatch.setattr("beamtree.classify.text.FEW", 0)
+    monkeypatch.setattr("beamtree.classify.text.SMALL_CORPUS", 0)
     features = TextFeatures.fit(texts)
     documents = ["red red lamp", "lamp chair", "unknown words", "", "lamps green chair green chair"]
     found = features.transform(documents)
@@ -829,7 +829,7 @@ def test_labels_that_are_not_known_have_numbers_above_the_others():
 
 
 def test_others_get_tf_idf_of_words(monkeypatch):
-    monkeypatch.setattr("beamtree.classify.text.FEW", 0)
+    monkeypatch.setattr("beamtree.classify.text.SMALL_CORPUS", 0)
     texts = ["red lamp red", "blue lamp", "red lamps", "a green chair", "green chair and lamp", "Red LAMP"]
     train, test = (open_documents(each, [["x"]] * len(each), needs_labels=True) for each in (texts, texts[:2]))
     sets = Sets.of(train, test, {"x": "a name"})

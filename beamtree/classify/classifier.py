@@ -36,7 +36,8 @@ from beamtree.threads import ChangeLock
 
 BEAM_SIZE = 10
 VALIDATION = 2_000  # documents, at most a fifth of all, that choose the weights of the parts
-SMALL = 50_000  # documents up to which they also choose C, and the classifiers are trained again with them
+# Documents up to which they also choose C, and the classifiers are trained again with them
+MAX_TUNED_DOCUMENTS = 50_000
 GROUP = 256  # labels that a group has, about
 FEW_LABELS, FEW_PAIRS = 1_000, 20_000_000  # labels, and documents times labels, up to which all are one group
 VISIT_PAIRS = 200_000_000  # documents times labels up to which labels are trained on visits with several trees, too
@@ -205,7 +206,7 @@ class Classifier:
             kept, held_out = np.sort(rows[count:]), np.sort(rows[:count])
             parts = x.take(kept), y.take(kept), z
             validation = x.take(held_out), y.take(held_out)
-            if self.options.cost is None and count and x.rows <= SMALL:
+            if self.options.cost is None and count and x.rows <= MAX_TUNED_DOCUMENTS:
                 trials: dict[float, float] = {}
                 for cost in COSTS:
                     alone = {**settings, "cost": cost, "trees": 1, "weights": Weights(0.0, 0.0)}
@@ -215,7 +216,7 @@ class Classifier:
             model = train(*parts, **settings, on_progress=report.progress)
             report.stage("Weights of the parts")
             model, found = choose_weights(model, *validation, self.beam_size, memory=with_memory)
-            if count and x.rows <= SMALL:
+            if count and x.rows <= MAX_TUNED_DOCUMENTS:
                 model = train(x, y, z, **settings, weights=model.weights, on_progress=report.progress)
             elif count:
                 model = model.with_documents(*validation, y.width)

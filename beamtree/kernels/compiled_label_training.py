@@ -5,7 +5,7 @@ What each function computes is defined in `beamtree.classify`; the tests hold th
 
 import numpy as np
 
-from beamtree.kernels.compiled_shared import REORDERED, compiled
+from beamtree.kernels.compiled_shared import FASTMATH, compiled
 
 WHOLE = 3  # rounds of the solver in which no document is set aside
 LOW = np.uint64((1 << 32) - 1)  # bits
@@ -61,7 +61,7 @@ def weigh(first, last, starts, tokens, idf, ends, block_weights, counts, columns
 # Label trees
 
 
-@compiled(fastmath=REORDERED)
+@compiled(fastmath=FASTMATH)
 def nearest_means(first, last, offsets, columns, values, means, nearest):
     """The mean with the largest product for each of the rows first … last."""
     products = np.empty(means.shape[1], np.float32)
@@ -77,7 +77,7 @@ def nearest_means(first, last, offsets, columns, values, means, nearest):
 # Linear parts
 
 
-@compiled(fastmath=REORDERED)
+@compiled(fastmath=FASTMATH)
 def _coordinate_descent(offsets, columns, values, squares, target, width, cost, tolerance, rounds, seed):
     """The weights of an L2-regularized linear classifier with squared hinge loss, by dual coordinate descent.
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from beamtree.kernels.compiled_search import solve_dual
-from beamtree.kernels.compiled_shared import REORDERED, compiled, select, sort
+from beamtree.kernels.compiled_shared import FASTMATH, compiled, select, sort
 from beamtree.mask import PAD
 
 
@@ -133,7 +133,7 @@ def product(
             sums[columns[entry]] = np.nan
 
 
-@compiled(fastmath=REORDERED)
+@compiled(fastmath=FASTMATH)
 def multiply(first, last, offsets, columns, values, dense, result):
     """The rows first … last of a sparse matrix times a dense one."""
     for row in range(first, last):
@@ -235,7 +235,7 @@ def recalls(first, last, scores, weights, gain, real, cuts, result):
         result[user, cut:] = sum_so_far
 
 
-@compiled(fastmath=REORDERED)
+@compiled(fastmath=FASTMATH)
 def fold_in_rows(rows, offsets, columns, weights, vectors, gram_diagonal, penalty, everywhere, result):
     """`scorers.factors.fold_in` of the vectors [n, dim] of the entries of some rows; empty weights are all 1.
 
@@ -367,7 +367,7 @@ def compress(matrix, offsets, columns, values):
     return count
 
 
-@compiled(fastmath=REORDERED)
+@compiled(fastmath=FASTMATH)
 def conjugate_gradients(offsets, columns, values, diagonal, right, rounds, tolerance, solution):
     """Solve a positive definite system for all columns of a right side [S, b]; returns whether it converged.
 
