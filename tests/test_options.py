@@ -9,7 +9,7 @@ import typer
 
 import beamtree as bt
 from beamtree.cli.app import app
-from beamtree.cli.options import training_help
+from beamtree.cli.options import in_new_spelling, training_help
 from beamtree.methods import METHODS
 from beamtree.train import TrainingOptions
 from beamtree.train.optimizer import OPTIMIZERS
@@ -68,3 +68,10 @@ def test_every_option_is_passed_on():
     values |= {"method": "plt", "recipe": "deep", "optimizer": "lazy"}
     shop = bt.Recommender(**values)
     assert {name: getattr(shop._options, name) for name in OPTIONS} == values
+
+
+def test_old_spellings_of_options_work_with_a_note(capsys):
+    words = ["--least", "0.2", "--cost=1", "file"]
+    assert in_new_spelling(words, {"--min-weight", "--C"}) == ["--min-weight", "0.2", "--C=1", "file"]
+    assert "--least is called --min-weight now" in capsys.readouterr().err
+    assert in_new_spelling(words, {"--other"}) == words

@@ -155,7 +155,7 @@ def test_the_classifier():
     assert f"weight {model.OF_GROUPS:g}" in page
     trees = {2: "two", 3: "three"}[argument(Classifier, "trees")]
     assert f"probabilities of {trees} trees" in page
-    assert f"at most {classifier.VISIT_PAIRS // 10**6} million" in page
+    assert f"at most {classifier.MAX_PAIRS_WITH_NEGATIVES // 10**6} million" in page
 
 
 def test_python_and_the_command_train_alike():

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from beamtree.serve.batch.ray_cluster import Cluster
 
 Command = TypeVar("Command", bound=Callable[..., None])
+OLD_SPELLINGS = {"--cost": "--C", "--least": "--min-weight"}  # until 0.3.0, with a warning
 
 
 @cache
@@ -54,6 +55,7 @@ def command(app: typer.Typer, name: str) -> Callable[[Command], Command]:
             """A command that takes numbers in the digits 0 to 9 only."""
 
             def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+                args = in_new_spelling(args, {option for each in self.params for option in each.opts})
                 given = self.make_parser(ctx).parse_args(args=list(args))[0]
                 for parameter in (each for each in self.params if each.name in numbers):
                     value = parameter.consume_value(ctx, given)[0]
@@ -65,6 +67,18 @@ def command(app: typer.Typer, name: str) -> Callable[[Command], Command]:
         return function
 
     return add
+
+
+def in_new_spelling(args: list[str], options: set[str]) -> list[str]:
+    """The arguments of a command that has these options, with a note for those that were called otherwise before."""
+    renamed = {old: new for old, new in OLD_SPELLINGS.items() if new in options and old not in options}
+    result = []
+    for word in args:
+        name, equals, value = word.partition("=")
+        if name in renamed:
+            note(f"note: {name} is called {renamed[name]} now")
+        result.append(renamed.get(name, name) + equals + value)
+    return result
 
 
 # Runs and data

@@ -150,7 +150,7 @@ def main() -> None:
     for path in args.sets:
         name, sets = read(path)
         x, x_test = (from_any(each) for each in sets.ours)
-        classifier = bt.Classifier(cost=0.5).fit(sets.ours[0], sparse(sets.train_y), verbose=False).model
+        classifier = bt.Classifier(C=0.5).fit(sets.ours[0], sparse(sets.train_y), verbose=False).model
         encoder, parts = classifier.encoder, classifier.parts(x_test)
         data, u = instances(encoder, x, sets.train_y), vectors(encoder, x_test)
         leaves = torch.from_numpy(np.concatenate([encoder.labels, encoder.biases[:, None]], axis=1))
