@@ -25,7 +25,12 @@ if TYPE_CHECKING:
     from beamtree.serve.batch.ray_cluster import Cluster
 
 Command = TypeVar("Command", bound=Callable[..., None])
-OLD_SPELLINGS = {"--cost": "--C", "--least": "--min-weight"}  # until 0.3.0, with a warning
+OLD_SPELLINGS = {  # until 0.3.0, with a note
+    "--cost": "--C",
+    "--least": "--min-weight",
+    "--slow": "--degrade-after-ms",
+    "--window": "--batch-window-ms",
+}
 
 
 @cache
@@ -168,7 +173,7 @@ EngineName = Annotated[
     str,
     typer.Option(
         "--engine",
-        help="Where the work is done. [bold]here[/bold]: in this process. [bold]ray[/bold]: by the workers of a Ray "
+        help="Where the work is done. [bold]local[/bold]: in this process. [bold]ray[/bold]: by the workers of a Ray "
         "cluster, which must see the same files.",
     ),
 ]
@@ -184,9 +189,12 @@ Workers = Annotated[int | None, typer.Option(min=1, help="With --engine ray: num
 
 def uses_ray(engine: str, *ray_options: object) -> bool:
     """Whether --engine is ray; a ValueError where options of Ray were given without it."""
-    if engine not in ("here", "ray"):
-        raise ValueError(f"--engine {engine!r} is unknown: choose from here, ray")
-    if engine == "here" and any(value is not None for value in ray_options):
+    if engine == "here":
+        note("note: --engine here is called local now")
+        engine = "local"
+    if engine not in ("local", "ray"):
+        raise ValueError(f"--engine {engine!r} is unknown: choose from local, ray")
+    if engine == "local" and any(value is not None for value in ray_options):
         raise ValueError("--address, --workers and --gpus are for a cluster: add --engine ray")
     return engine == "ray"
 
