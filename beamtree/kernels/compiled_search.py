@@ -68,7 +68,7 @@ def solve_dual(count, vectors, shrunk, right, system, solution):
 
 
 @compiled(fastmath=FASTMATH)
-def fold_in(x, leaf_of_item, rows, recency, gram_diagonal, penalty, everywhere, users):
+def fold_in(x, leaf_of_item, rows, recency, gram_diagonal, penalty, unobserved_weight, users):
     """u(x) of `scorers.factors.fold_in` for histories x [B, T], newest first, into users [B, dim]."""
     dim, longest = rows.shape[1], x.shape[1]
     vectors, shrunk = np.empty((longest, dim), np.float32), np.empty((longest, dim), np.float32)
@@ -91,7 +91,7 @@ def fold_in(x, leaf_of_item, rows, recency, gram_diagonal, penalty, everywhere, 
                     vectors[count, i] = half(row[i]) * root[count]
                 count += 1
         for i in range(dim):
-            diagonal[i] = np.float32(1) / (gram_diagonal[i] + penalty * (total + everywhere))
+            diagonal[i] = np.float32(1) / (gram_diagonal[i] + penalty * (total + unobserved_weight))
         for s in range(count):
             for i in range(dim):
                 shrunk[s, i] = vectors[s, i] * diagonal[i]

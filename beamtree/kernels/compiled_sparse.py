@@ -236,7 +236,7 @@ def recalls(first, last, scores, weights, gain, real, cuts, result):
 
 
 @compiled(fastmath=FASTMATH)
-def fold_in_rows(rows, offsets, columns, weights, vectors, gram_diagonal, penalty, everywhere, result):
+def fold_in_rows(rows, offsets, columns, weights, vectors, gram_diagonal, penalty, unobserved_weight, result):
     """`scorers.factors.fold_in` of the vectors [n, dim] of the entries of some rows; empty weights are all 1.
 
     Rows are not longer than a vector.
@@ -254,7 +254,7 @@ def fold_in_rows(rows, offsets, columns, weights, vectors, gram_diagonal, penalt
                 right[s] = np.sqrt(weights[offsets[row] + s])
                 total += weights[offsets[row] + s]
         for i in range(dim):
-            diagonal[i] = np.float32(1) / (gram_diagonal[i] + penalty * (total + everywhere))
+            diagonal[i] = np.float32(1) / (gram_diagonal[i] + penalty * (total + unobserved_weight))
         for s in range(count):
             vector, root = vectors[columns[offsets[row] + s]], right[s]
             for i in range(dim):

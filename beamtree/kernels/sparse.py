@@ -152,7 +152,7 @@ def _packed(counts: Any, columns: Any, values: Any) -> Rows:
 
 def fold_in_rows(
     rows: Tensor, offsets: Tensor, columns: Tensor, weights: Tensor | None, vectors: Tensor, gram_diagonal: Tensor,
-    penalty: float, everywhere: float, result: Tensor,
+    penalty: float, unobserved_weight: float, result: Tensor,
 ) -> None:  # fmt: skip
     """`scorers.factors.fold_in` of all entries of some rows, none longer than a vector, into result.
 
@@ -164,7 +164,7 @@ def fold_in_rows(
     def solve(each: Tensor) -> None:
         compiled_sparse.fold_in_rows(
             each.numpy(), offsets.numpy(), columns.numpy(), values, vectors.numpy(), gram_diagonal.numpy(),
-            np.float32(penalty), np.float32(everywhere), result.numpy(),
+            np.float32(penalty), np.float32(unobserved_weight), result.numpy(),
         )  # fmt: skip
 
     parallel_map(solve, rows.split(ROWS_AT_ONCE))

@@ -29,8 +29,10 @@ class FactorsPart(ClosedFormPart):
         form.stages.begin(self.name, len(STRENGTHS) + 2 * len(POWERS))  # the last fit takes as long as a few trials
 
         def fitted(pair: tuple[float, float], **more: Any) -> FactorScorer:
-            penalty, everywhere = pair
-            return form.factor_scorer(form.fit_als(penalty=penalty, everywhere=everywhere, seed=form.seed, **more))
+            penalty, unobserved_weight = pair
+            return form.factor_scorer(
+                form.fit_als(penalty=penalty, unobserved_weight=unobserved_weight, seed=form.seed, **more)
+            )
 
         def quality(pair: tuple[float, float]) -> float:
             scorer = fitted(pair, **TRIAL)
