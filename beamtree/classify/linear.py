@@ -3,8 +3,9 @@
 p(n | x) = Π exp(-max(0, 1 - z)³) over the nodes on the path to n, with z = ⟨w, x⟩ + b. A classifier has L2-regularized
 squared hinge loss, and is trained on the documents with a label below the parent, as in PLT. Small weights are dropped.
 
-Where there is time, labels are also trained on documents that visit their group: those for which it is one of the ten
-best. So a label knows by itself where it is wrong, and groups count less in its probability: p(l | x) Π p(group | x)^½.
+Where there is time, labels are also trained on beam negatives: documents for which their group is one of the ten best.
+Labels trained this way are calibrated without their group, so group log-probabilities get weight 0.5:
+p(l | x) Π p(group | x)^½.
 """
 
 from typing import NamedTuple

@@ -1,8 +1,8 @@
 """Placement of new items by what they are: the columns of the table of items, such as title, category and price.
 
 A new item is like the items with the most similar features, and its partners and factors are weighted means of theirs.
-Means are flatter than what they are means of, so they are scaled: the item is shown about as often as an item of the
-popularity that a ridge regression expects from its features.
+Averaging shrinks the scores, so they are rescaled: the item is shown about as often as an item of the popularity that a
+ridge regression expects from its features.
 """
 
 from typing import Any
