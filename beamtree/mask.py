@@ -35,14 +35,14 @@ class NodeMask:
         full = [True, *(bool(level.all()) for level in levels[-2::-1])]
         self._full = full
         self.full_to = [*full, False].index(False) - 1  # all nodes of the levels down to this one may be entered
-        self._listed: dict[int, Tensor | None] = {}
+        self._allowed_nodes: dict[int, Tensor | None] = {}
 
-    def moved(self, move: Callable[[Tensor], Tensor]) -> "NodeMask":
-        """The same mask on another device."""
+    def map(self, move: Callable[[Tensor], Tensor]) -> "NodeMask":
+        """The same mask, its tensor moved by a function."""
         mask = NodeMask.__new__(NodeMask)
         mask.arity, mask.height, mask._full, mask.full_to = self.arity, self.height, self._full, self.full_to
         mask.entered, mask.is_empty = move(self.entered), self.is_empty
-        mask._listed = {}
+        mask._allowed_nodes = {}
         return mask
 
     @property
@@ -54,34 +54,34 @@ class NodeMask:
         """Whether nodes may be entered, in any shape; the root may, PAD may not."""
         return (nodes == 0) | self.entered.take(nodes.clamp(min=0))
 
-    def keep(self, nodes: Tensor) -> Tensor:
+    def mask_out(self, nodes: Tensor) -> Tensor:
         """The same nodes, in place, with PAD for those that may not be entered; anything below 0 counts as PAD."""
         nodes.clamp_(min=0)  # so that PAD's arithmetic ends at the root
         return nodes.masked_fill_(self.entered.take(nodes).logical_not_(), PAD)
 
-    def closed(self, level: int) -> Tensor | None:
+    def blocked(self, level: int) -> Tensor | None:
         """Which nodes of a level may not be entered [|N_h|] bool; None where all may."""
         if self._full[level]:
             return None
         span = level_span(self.arity, level)
         return ~self.entered[span.start : span.stop]
 
-    def listed(self, level: int) -> Tensor | None:
+    def allowed_nodes(self, level: int) -> Tensor | None:
         """The nodes of a level that may be entered, in order; None where all may."""
-        if level not in self._listed:
-            closed = self.closed(level)
-            nodes = None if closed is None else (~closed).nonzero().squeeze(1)
-            self._listed[level] = nodes if nodes is None else nodes + level_span(self.arity, level).start
-        return self._listed[level]
+        if level not in self._allowed_nodes:
+            blocked = self.blocked(level)
+            nodes = None if blocked is None else (~blocked).nonzero().squeeze(1)
+            self._allowed_nodes[level] = nodes if nodes is None else nodes + level_span(self.arity, level).start
+        return self._allowed_nodes[level]
 
     def nodes(self, level: int) -> Tensor:
         """Every node of a level that may be entered."""
-        span, nodes = level_span(self.arity, level), self.listed(level)
+        span, nodes = level_span(self.arity, level), self.allowed_nodes(level)
         return torch.arange(span.start, span.stop, device=self.entered.device) if nodes is None else nodes
 
     def count(self, level: int) -> int:
         """How many nodes of a level may be entered."""
-        nodes = self.listed(level)
+        nodes = self.allowed_nodes(level)
         return len(level_span(self.arity, level)) if nodes is None else len(nodes)
 
     # Leaves excluded for single users

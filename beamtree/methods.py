@@ -45,7 +45,7 @@ class Method:
         labels: z, ẑ, or a function of your own from a query and the positives to the targets of every level.
         chained: whether p_g is the product down the path.
         single_target: whether every instance has one relevant item.
-        walks: whether S_h comes from a beam, so that training warms up first.
+        uses_beam: whether S_h comes from a beam, so that training warms up first.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Method:
     labels: Labels
     chained: bool = False
     single_target: bool = False  # |I_x| = 1: trained on one instance per target
-    walks: bool = False  # S_h comes from a beam, which means nothing before the scorer does
+    uses_beam: bool = False  # S_h comes from a beam, which means nothing before the scorer does
 
     def loss(
         self,
@@ -92,7 +92,7 @@ class Method:
             "labels": describe_call(self.labels),
             "chained": self.chained,
             "single_target": self.single_target,
-            "walks": self.walks,
+            "walks": self.uses_beam,  # as checkpoints call it
         }
 
 
@@ -135,7 +135,7 @@ class Row(NamedTuple):
     labels: Labels
     chained: bool = False
     single_target: bool = False
-    walks: bool = False
+    uses_beam: bool = False
 
 
 METHODS: dict[str, Row] = {
@@ -143,12 +143,12 @@ METHODS: dict[str, Row] = {
     "hsm": Row(children_of_positives, (), every_positive, chained=True, single_target=True),
     "tdm": Row(uniform, ("nodes",), every_positive),
     "tdm-positives": Row(with_negatives, ("negatives",), every_positive),
-    "otm": Row(beam_candidates, ("beam_size",), best_child, walks=True),
+    "otm": Row(beam_candidates, ("beam_size",), best_child, uses_beam=True),
     "otm-no-beam": Row(uniform, ("nodes",), best_child),
-    "otm-no-optest": Row(beam_candidates, ("beam_size",), every_positive, walks=True),
-    "otm-mixed": Row(beam_and_leaves, ("beam_size", "extra"), best_child, walks=True),
-    "otm-mixed-all": Row(beam_and_uniform, ("beam_size", "extra"), best_child, walks=True),
-    "otm-stochastic": Row(stochastic_beam, ("beam_size",), best_child, walks=True),
+    "otm-no-optest": Row(beam_candidates, ("beam_size",), every_positive, uses_beam=True),
+    "otm-mixed": Row(beam_and_leaves, ("beam_size", "extra"), best_child, uses_beam=True),
+    "otm-mixed-all": Row(beam_and_uniform, ("beam_size", "extra"), best_child, uses_beam=True),
+    "otm-stochastic": Row(stochastic_beam, ("beam_size",), best_child, uses_beam=True),
 }
 
 
@@ -160,7 +160,7 @@ def by_name(name: str, **numbers: int) -> Method:
             raise ValueError(f"{number}={value}: must be at least 1")
     arguments = {number: numbers[number] for number in row.numbers}
     candidates = _filled(row.candidates, **arguments) if arguments else row.candidates
-    return Method(name, candidates, row.labels, row.chained, row.single_target, row.walks)
+    return Method(name, candidates, row.labels, row.chained, row.single_target, row.uses_beam)
 
 
 @cache

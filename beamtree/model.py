@@ -55,14 +55,14 @@ class TreeModel(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "TreeModel":
         """Called by `.to(device)`: the tree moves with the weights."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self.tree = self.tree.moved(fn)
+        self.tree = self.tree.map(fn)
         return self
 
     def on_tree(self, tree: Tree) -> "TreeModel":
         """The same model on another tree over the same items: the rows of nodes follow the items."""
         if tree.num_items != self.tree.num_items:
             raise ValueError(f"the new tree holds {tree.num_items} items and the old one {self.tree.num_items}")
-        tree = tree.moved(lambda part: part.to(self.tree.device))
+        tree = tree.to(self.tree.device)
         min_width = len(self.tree.level(self.first_level))
         first_level = next((h for h in range(1, tree.height) if len(tree.level(h)) >= min_width), tree.height)
         scorer = self._table_scorer().on_tree(self.tree, tree)
@@ -162,9 +162,9 @@ class BatchPart(NamedTuple):
 
 
 class Query:
-    """A batch of users x: search, targets and loss share one context.
+    """A batch of users x: search, targets and loss share what the scorer prepared.
 
-    The context has gradients if they were enabled when the query was made: a search without gradients may
+    It has gradients if they were enabled when the query was made: a search without gradients may
     come before the loss.
     """
 
@@ -174,7 +174,7 @@ class Query:
         self.x = x
         self.part = BatchPart(0, x.shape[0], x.shape[0]) if part is None else part
         self.levels = range(model.first_level, model.tree.height + 1)  # that are trained and searched
-        self.context = model.scorer.context(model.tree, x)
+        self.prepared = model.scorer.prepare(model.tree, x)
 
     def drawn(self, draw: Callable[[int], Tensor]) -> Tensor:
         """The rows of these users, out of those drawn for the whole batch."""
@@ -183,12 +183,12 @@ class Query:
 
     def logits(self, level: int, nodes: Tensor) -> Tensor:
         """g(x, n) [B, W] of nodes [B or 1, W] of one level, -inf where a node is PAD."""
-        logits: Tensor = self.model.scorer(self.context, level, nodes)
+        logits: Tensor = self.model.scorer(self.prepared, level, nodes)
         return logits
 
     def logits_of(self, levels: list[tuple[int, Tensor]]) -> list[Tensor]:
         """g(x, n) [B, W] of nodes [B or 1, W] of each of some levels."""
-        return self.model.scorer.levels(self.context, levels)
+        return self.model.scorer.levels(self.prepared, levels)
 
     def log_prob(self, level: int, nodes: Tensor) -> Tensor:
         """log p_g(z_n = 1 | x) [B, W] of nodes [B or 1, W] of one level."""
@@ -199,6 +199,6 @@ class Query:
 
     def whole_level(self, level: int) -> Tensor:
         """g(x, n) of every node of a level [B, |N_h|], -inf where nothing lies below the node."""
-        logits = self.model.scorer.whole_level(self.context, self.tree, level)
-        closed = self.tree.mask.closed(level)
-        return logits if closed is None else logits.masked_fill(closed, -torch.inf)
+        logits = self.model.scorer.whole_level(self.prepared, self.tree, level)
+        blocked = self.tree.mask.blocked(level)
+        return logits if blocked is None else logits.masked_fill(blocked, -torch.inf)

@@ -127,22 +127,26 @@ class Tree:
     def device(self) -> torch.device:
         return self._leaf_of_item.device
 
-    def moved(self, move: Callable[[Tensor], Tensor]) -> "Tree":
+    def to(self, device: torch.device | str) -> "Tree":
         """A copy of the tree on another device."""
+        return self.map(lambda part: part.to(device))
+
+    def map(self, move: Callable[[Tensor], Tensor]) -> "Tree":
+        """A copy of the tree, its tensors moved by a function."""
         tree = copy.copy(self)
         tree._item_of_slot = move(self._item_of_slot)
         tree._leaf_of_item = move(self._leaf_of_item)
         tree._starts = move(self._starts)
         tree._offsets = move(self._offsets)
         tree._hidden = move(self._hidden)
-        tree.mask = self.mask.moved(move)
+        tree.mask = self.mask.map(move)
         return tree
 
     def level(self, level: int) -> range:
         """N_h: the ids of all nodes of one level."""
         return level_span(self.arity, level)
 
-    def deeper(self) -> "Tree":
+    def with_extra_level(self) -> "Tree":
         """The same tree with one more level: every item moves to the first child of its leaf."""
         slots = self._item_of_slot.new_full((len(self._item_of_slot) * self.arity,), PAD)
         slots[:: self.arity] = self._item_of_slot
@@ -152,7 +156,7 @@ class Tree:
         """A tree of the same kind with items of 0 … num_items - 1 on these slots; hidden items stay hidden."""
         return Tree(slots, self.arity, admit_empty=self.admit_empty, num_items=num_items, hidden=self.hidden())
 
-    def hiding(self, items: Tensor) -> "Tree":
+    def with_hidden(self, items: Tensor) -> "Tree":
         """The same tree, in which these items are hidden and no others."""
         tree = copy.copy(self)
         tree._set_hidden(items.to(self.device))
@@ -173,7 +177,7 @@ class Tree:
         children = torch.add(self._offsets, nodes.unsqueeze(-1), alpha=self.arity)
         if level is not None and level < mask.full_to:
             return children
-        return mask.keep(children)
+        return mask.mask_out(children)
 
     def level_of(self, nodes: Tensor) -> Tensor:
         """h of each node; PAD for PAD."""
@@ -261,7 +265,7 @@ class Tree:
         rows, at a cost that does not grow with the level. A level of at most `count` nodes is returned
         completely, shared by all rows [1, ≤ count].
         """
-        nodes = self.mask.listed(level)
+        nodes = self.mask.allowed_nodes(level)
         span = self.level(level)
         device = generator.device
         if count >= (size := len(span) if nodes is None else len(nodes)):

@@ -21,7 +21,7 @@ def beam_and_children(query: Query, positives: list[Targets], generator: torch.G
 
 
 if __name__ == "__main__":
-    custom = bt.Method("beam-and-children", partial(beam_and_children, beam_size=20), best_child, walks=True)
+    custom = bt.Method("beam-and-children", partial(beam_and_children, beam_size=20), best_child, uses_beam=True)
     data = bt.gaussian(num_items=200, dim=8, bias=-4.0, train=2000, test=500, seed=0)
     for method in (bt.otm(beam_size=20), custom):
         tree = bt.random_tree(200, seed=0)

@@ -25,14 +25,14 @@ class MeanScorer(bt.Scorer):
         self.vectors = nn.Parameter(torch.randn(num_nodes, dim, generator=generator) * 0.3)
         self.bias = nn.Parameter(torch.tensor(-2.0))
 
-    def context(self, tree: bt.Tree, x: Tensor) -> Tensor:
+    def prepare(self, tree: bt.Tree, x: Tensor) -> Tensor:
         """The mean of the history on every level [H + 1, B, dim]."""
         lifted = tree.lift(tree.leaf_of_item(x), range(tree.height + 1))  # [H + 1, B, T]
         real = (x != bt.PAD).unsqueeze(-1)
         return (self.vectors[lifted.clamp(min=0)] * real).sum(2) / real.sum(1).clamp(min=1)
 
-    def forward(self, context: Tensor, level: int, nodes: Tensor) -> Tensor:
-        logits = (self.vectors[nodes.clamp(min=0)] * context[level].unsqueeze(1)).sum(-1) + self.bias
+    def forward(self, prepared: Tensor, level: int, nodes: Tensor) -> Tensor:
+        logits = (self.vectors[nodes.clamp(min=0)] * prepared[level].unsqueeze(1)).sum(-1) + self.bias
         return logits.masked_fill(nodes == bt.PAD, -torch.inf)
 
     def settings(self) -> dict[str, int | float]:

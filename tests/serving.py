@@ -56,15 +56,15 @@ def save_run(folder, items=ITEMS, seed=0):
 
 
 def make_engine(shop, on_batch=None, **options):
-    """An engine that never narrows the beam, unless `slow` is given."""
-    return Engine(shop, EngineOptions(**{"beam_size": 20, "slow": 60.0, **options}), on_batch)
+    """An engine that never narrows the beam, unless `degrade_after` is given."""
+    return Engine(shop, EngineOptions(**{"beam_size": 20, "degrade_after": 60.0, **options}), on_batch)
 
 
 class SteadyLoad:
     """A load control that always narrows by `step`; it records the waits it observes."""
 
     def __init__(self, step):
-        self.step, self.slow, self.waits = step, 60.0, []
+        self.step, self.degrade_after, self.waits = step, 60.0, []
 
     def observe(self, now, waited, idle):
         self.waits.append(waited)
@@ -121,7 +121,7 @@ def make_service(run, open_run=open_shop, **how):
     """A service of a run that does not change, unless it is opened otherwise."""
     # Slow and patient: a machine that does other things too must change no answer.
     options = {name: how.pop(name) for name in EngineOptions._fields if name in how}
-    engine = EngineOptions(**{"beam_size": 20, "slow": 60.0, **options})
+    engine = EngineOptions(**{"beam_size": 20, "degrade_after": 60.0, **options})
     return Service(run, open_run, options=engine, **{"timeout": 60.0, **how})
 
 

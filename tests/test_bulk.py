@@ -184,7 +184,7 @@ def damage(path):
     path.write_bytes(whole)
 
 
-@pytest.mark.parametrize("engine", ["here", "ray"])
+@pytest.mark.parametrize("engine", ["local", "ray"])
 def test_a_damaged_part_is_named(tmp_path, ray, engine):
     log = write_parts(tmp_path / "log")
     damage(log / "part.002.parquet")
@@ -487,7 +487,7 @@ def test_parts_that_are_not_alike_are_one_line(tmp_path, run):
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["--engine", "spark"], "--engine 'spark' is unknown: choose from here, ray"),
+        (["--engine", "spark"], "--engine 'spark' is unknown: choose from local, ray"),
         (["--address", "auto"], "--address, --workers and --gpus are for a cluster: add --engine ray"),
         (["--engine", "ray", "--address", "nowhere"], "--address nowhere: give HOST:PORT, ray://HOST:PORT or auto"),
         (["--engine", "ray", "--address", "127.0.0.1:1"], "--address 127.0.0.1:1: cannot connect ("),

@@ -10,7 +10,7 @@ import threading
 import time
 import warnings
 from collections import Counter
-from dataclasses import replace
+from dataclasses import asdict, replace
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
@@ -31,7 +31,7 @@ import beamtree as bt
 from beamtree.classify.documents import open_documents, relevant_labels
 from beamtree.classify.encoder import Encoder, train_encoder
 from beamtree.classify.label_tree import forest, k_means, label_means, label_trees
-from beamtree.classify.linear import Linear, positives_below, train_linear, visits, weight_matrix
+from beamtree.classify.linear import Linear, beam_negatives, positives_below, train_linear, weight_matrix
 from beamtree.classify.matrix import Matrix, empty, from_any, from_dicts, from_entries, stack
 from beamtree.classify.metrics import label_metrics, precisions, propensities
 from beamtree.classify.model import OF_GROUPS, Index, LabelModel, Weights, train
@@ -114,7 +114,7 @@ def plain_features(texts, documents):
 
 def test_features_are_tf_idf_of_words_pairs_and_beginnings(monkeypatch):
     texts = ["red lamp red", "blue lamp", "red lamps", "a green chair", "green chair and lamp", "Red LAMP"]
-    monkeypatch.setattr("beamtree.classify.text.FEW", 0)
+    monkeypatch.setattr("beamtree.classify.text.SMALL_CORPUS", 0)
     features = TextFeatures.fit(texts)
     documents = ["red red lamp", "lamp chair", "unknown words", "", "lamps green chair green chair"]
     found = features.transform(documents)
@@ -214,7 +214,7 @@ def test_a_node_is_trained_on_documents_below_its_parent():
     assert documents.tolist() == [0, 1, 4, 5, 2, 3, 6, 7]
     assert of_leaves.tolist() == [0, 4, 1, 5, 2, 6, 3, 7]
     assert (np.diff(leaves) >= 0).all()
-    linear = train_linear(x, trees, positives_below(trees, y), least=0.0)
+    linear = train_linear(x, trees, positives_below(trees, y), min_weight=0.0)
     features = np.repeat(np.arange(6), np.diff(linear.starts))
     below = {1: {0, 1, 4, 5}, 2: {2, 3, 6, 7}}
     for parent, rows in below.items():  # features that none of the documents has are unknown there
@@ -222,7 +222,7 @@ def test_a_node_is_trained_on_documents_below_its_parent():
         assert set(features[linear.nodes == parent].tolist()) <= known
     nobody = np.empty(0, np.int64), np.empty(0, np.int64)
     everyone = np.full(8, 1), np.arange(8)  # all documents visit group 1, which has half of them below
-    more = train_linear(x, trees, positives_below(trees, y), visited=[nobody, everyone], least=0.0)
+    more = train_linear(x, trees, positives_below(trees, y), negatives=[nobody, everyone], min_weight=0.0)
     features = np.repeat(np.arange(6), np.diff(more.starts))
     assert set(features[more.nodes == 1].tolist()) == set(x.columns.tolist())
     assert np.array_equal(more.biases[trees.starts[2] : trees.ends[2]], linear.biases[trees.starts[2] : trees.ends[2]])
@@ -239,8 +239,8 @@ def test_nobody_visits_groups_without_documents():
     y = y._replace(width=48)  # half of the labels have no document
     trees = label_trees(label_means(x, y), group=4)
     pairs = positives_below(trees, y)
-    linear = train_linear(x, trees, pairs[:1], least=0.0)
-    groups, _ = visits(x, trees, linear, 3)[-1]
+    linear = train_linear(x, trees, pairs[:1], min_weight=0.0)
+    groups, _ = beam_negatives(x, trees, linear, 3)[-1]
     assert set(groups) <= set(pairs[0][0])
 
 
@@ -249,9 +249,9 @@ def test_documents_visit_the_groups_with_the_highest_scores():
     x, y = random_matrix(rng, 50, 30, 0.2).normalized(), random_matrix(rng, 50, 24, 0.15)
     trees = label_trees(label_means(x, y), group=4, trees=2)
     pairs = positives_below(trees, y)
-    linear = train_linear(x, trees, [pairs[0], pairs[2]], least=0.0)
+    linear = train_linear(x, trees, [pairs[0], pairs[2]], min_weight=0.0)
     z = x.dense() @ weight_matrix(trees, linear).dense().T + linear.biases
-    of_levels = visits(x, trees, linear, 3)
+    of_levels = beam_negatives(x, trees, linear, 3)
     assert [len(groups) for groups, _ in of_levels] == [0, 150, 0, 150]
     for tree, (groups, documents) in enumerate(of_levels[1::2]):
         assert (np.diff(groups) >= 0).all()
@@ -267,10 +267,10 @@ def test_if_all_documents_visit_all_groups_a_tree_changes_nothing_but_the_beam(m
     monkeypatch.setattr("beamtree.classify.model.OF_GROUPS", 0.0)
     rng = np.random.default_rng(2)
     x, y = random_matrix(rng, 200, 30, 0.2).normalized(), random_matrix(rng, 200, 12, 0.15)
-    settings = {"weights": Weights(0.0, 0.0), "least": 0.0}
+    settings = {"weights": Weights(0.0, 0.0), "min_weight": 0.0}
     parts = [train(x, y, empty(12, 30), group=group, **settings).parts(x)["linear"] for group in (4, 12)]
     assert np.allclose(*parts, atol=5e-3)
-    apart = train(x, y, empty(12, 30), group=4, visited=0, **settings).parts(x)["linear"]
+    apart = train(x, y, empty(12, 30), group=4, negatives=0, **settings).parts(x)["linear"]
     assert np.abs(apart - parts[1]).max() > 0.2
 
 
@@ -387,7 +387,7 @@ def test_search_is_the_plain_search(seed, trees, beam_size, m, filtered):
     names = random_matrix(rng, 14, 25, 0.1).normalized()
     votes = (0.7, 0.3) if seed % 4 else (0.0, 0.0)  # with the encoder, or without any votes
     weights = Weights(*votes, power=2.0 if seed % 3 else 4.0, neighbours=20, budget=10**9)
-    how = {"group": 4, "trees": trees, "visited": seed % 3, "seed": seed, "least": 0.01}
+    how = {"group": 4, "trees": trees, "negatives": seed % 3, "seed": seed, "min_weight": 0.01}
     model = train(x, y, names, weights=weights, **how)
     vectors = [rng.standard_normal(shape).astype(np.float32) for shape in ((25, 4), (13, 4), (13,))]  # not of the last
     model = replace(model, encoder=Encoder(*vectors), weights=model.weights._replace(encoder=float(seed % 2)))
@@ -544,7 +544,7 @@ def test_labels_are_trained_on_visits_with_one_tree_or_where_it_does_not_take_lo
 
     assert of_groups() == 1.0  # all labels are one group
     assert of_groups(group=5) == OF_GROUPS
-    monkeypatch.setattr("beamtree.classify.classifier.VISIT_PAIRS", 1_999)
+    monkeypatch.setattr("beamtree.classify.classifier.MAX_PAIRS_WITH_NEGATIVES", 1_999)
     assert of_groups(group=5) == 1.0
     assert of_groups(group=5, trees=1) == OF_GROUPS
 
@@ -565,6 +565,16 @@ def test_the_same_seed_gives_the_same_model():
     arrays = second.model.arrays()
     assert all(np.array_equal(array, arrays[name]) for name, array in first.model.arrays().items())
     assert first.model.weights == second.model.weights
+
+
+def test_a_classifier_of_an_earlier_version_is_read(fitted, tmp_path, monkeypatch):
+    def as_before(options):
+        named = asdict(options)
+        return {"cost": named.pop("C"), "least": named.pop("min_weight"), **named}
+
+    monkeypatch.setattr("beamtree.classify.classifier.asdict", as_before)
+    fitted.save(tmp_path / "old")
+    assert bt.Classifier.load(tmp_path / "old").options == fitted.options
 
 
 def test_saved_and_loaded_it_answers_the_same(fitted, tmp_path):
@@ -829,7 +839,7 @@ def test_labels_that_are_not_known_have_numbers_above_the_others():
 
 
 def test_others_get_tf_idf_of_words(monkeypatch):
-    monkeypatch.setattr("beamtree.classify.text.FEW", 0)
+    monkeypatch.setattr("beamtree.classify.text.SMALL_CORPUS", 0)
     texts = ["red lamp red", "blue lamp", "red lamps", "a green chair", "green chair and lamp", "Red LAMP"]
     train, test = (open_documents(each, [["x"]] * len(each), needs_labels=True) for each in (texts, texts[:2]))
     sets = Sets.of(train, test, {"x": "a name"})
@@ -1009,7 +1019,7 @@ def test_labels_that_are_numbers_repeated_or_missing():
 
 
 @pytest.mark.parametrize(
-    "options", [{"cost": 0.0}, {"cost": math.nan}, {"least": -1.0}, {"trees": 0}, {"group": 0}, {"beam_size": 0}]
+    "options", [{"C": 0.0}, {"C": math.nan}, {"min_weight": -1.0}, {"trees": 0}, {"group": 0}, {"beam_size": 0}]
 )
 def test_options_that_make_no_sense(options):
     with pytest.raises(ValueError, match="give a"):

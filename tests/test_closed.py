@@ -240,12 +240,12 @@ def test_rotating_vectors_changes_no_product():
     torch.testing.assert_close(0.5 * found.items.T @ found.items, torch.diag(found.gram_diagonal), atol=1e-9, rtol=1e-6)
 
 
-ALS = {"dim": 5, "penalty": 0.05, "everywhere": 0.1}
+ALS = {"dim": 5, "penalty": 0.05, "unobserved_weight": 0.1}
 
 
 def als_loss(events, found):
     """The loss of factors, at the scale of its penalties, with the best vectors of the users."""
-    matrix, everywhere, size = torch.from_numpy(chosen_matrix(events)).float(), ALS["everywhere"], found.penalty
+    matrix, everywhere, size = torch.from_numpy(chosen_matrix(events)).float(), ALS["unobserved_weight"], found.penalty
     users = fold_in(found, torch.stack([found.items] * len(matrix)), matrix)
     product = users @ found.items.T
     fit = (matrix * (1 - product) ** 2).sum() + everywhere * product.square().sum()
@@ -308,9 +308,9 @@ def test_lists_are_read_in_batches_that_fit():
 
 
 def test_factors_are_normalized_with_all_that_a_fold_in_needs():
-    found = implicit_als(make_events(), NUM_ITEMS, dim=4, penalty=0.02, everywhere=0.5)
+    found = implicit_als(make_events(), NUM_ITEMS, dim=4, penalty=0.02, unobserved_weight=0.5)
     assert isinstance(found, Factors)
-    assert found.everywhere == 0.5 * NUM_ITEMS
+    assert found.unobserved_weight == 0.5 * NUM_ITEMS
     assert float(found.items.square().sum(1).mean()) == pytest.approx(1, rel=1e-4)
     torch.testing.assert_close(torch.diag(found.gram_diagonal), 0.5 * found.items.T @ found.items, atol=1e-4, rtol=1e-4)
 

@@ -62,7 +62,7 @@ def test_an_event_gives_what_the_others_leave_unexplained_of_it(tree):
         newest = [item != PAD and item not in history[:t] for t, item in enumerate(history)]
         w = torch.tensor([(1 + t) ** -scorer.power * new for t, new in enumerate(newest)], dtype=torch.float64)
         v = table[tree.leaf_of_item(x[user]).clamp(min=0)]
-        a = scorer.spread.double() + scorer.penalty * (w.sum() + scorer.everywhere)
+        a = scorer.spread.double() + scorer.penalty * (w.sum() + scorer.unobserved_weight)
         u = torch.linalg.solve(v.T @ torch.diag(w) @ v + torch.diag(a), v.T @ w)
         terms = (w * (1 - v @ u)).unsqueeze(1) * v / a
         torch.testing.assert_close(terms.sum(0), u)
@@ -106,7 +106,7 @@ def test_where_events_work_together_each_gives_what_is_lost_without_it(tree, mon
 
     def score(users):
         with torch.no_grad():
-            return scorer(scorer.context(tree, users), tree.height, tree.leaf_of_item(ITEMS))
+            return scorer(scorer.prepare(tree, users), tree.height, tree.leaf_of_item(ITEMS))
 
     found = scorer.contributions(tree, x, ITEMS)
     for t in range(8):

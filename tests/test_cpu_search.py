@@ -209,8 +209,8 @@ def test_other_scorers_take_the_plain_search():
     class Own(RepeatScorer):
         """One that scores in another way than its class, and does not say what is compiled."""
 
-        def forward(self, context, level, nodes):
-            return 2 * super().forward(context, level, nodes)
+        def forward(self, prepared, level, nodes):
+            return 2 * super().forward(prepared, level, nodes)
 
     assert search_parts(Own(), tree, x) is None
     assert search_parts(SumScorer({"own": Own(), "repeats": RepeatScorer()}, tree.height), tree, x) is None

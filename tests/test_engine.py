@@ -65,7 +65,7 @@ def test_requests_that_wait_together_are_searched_together_and_each_gets_its_own
 
 def test_no_more_are_searched_together_than_is_quick(engine):
     gate = Gate(engine)
-    engine._seconds_per_row = engine.load_control.slow / 10  # a tenth of what is slow for each history
+    engine._seconds_per_row = engine.load_control.degrade_after / 10  # a tenth of what is slow for each history
     futures = [submit(engine, ["i1"], seconds=1e6) for _ in range(30)]
     gate.open()
     assert futures[0].result(60).batch_size == 10

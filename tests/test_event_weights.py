@@ -221,7 +221,7 @@ def test_cooccurrence_multiplies_the_roots_of_weights(monkeypatch, device):
 def test_als_minimises_the_weighted_loss():
     """One more round of exact least squares does not move the products of users and items."""
     events, penalty, everywhere = weighted_events(), 0.02, 0.05
-    factors = implicit_als(events, NUM_ITEMS, dim=4, penalty=penalty, everywhere=everywhere, rounds=200)
+    factors = implicit_als(events, NUM_ITEMS, dim=4, penalty=penalty, unobserved_weight=everywhere, rounds=200)
     scale = (penalty / factors.penalty) ** 0.5  # vectors are normalized, and λ with them
     items, weights = scale * factors.items.double().numpy(), weighted_matrix(events)
 
@@ -236,7 +236,9 @@ def test_als_minimises_the_weighted_loss():
     users = solve(items, weights, NUM_ITEMS)
     again = solve(users, weights.T, len(events))
     assert again @ users.T == pytest.approx(items @ users.T, abs=1e-3)
-    unweighted = implicit_als(replace(events, weights=None), NUM_ITEMS, dim=4, penalty=penalty, everywhere=everywhere)
+    unweighted = implicit_als(
+        replace(events, weights=None), NUM_ITEMS, dim=4, penalty=penalty, unobserved_weight=everywhere
+    )
     assert not np.allclose(unweighted.penalty, factors.penalty, rtol=1e-2)
 
 

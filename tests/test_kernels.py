@@ -210,7 +210,7 @@ def test_maxima_are_those_of_the_leaves_below(generator, arity, rows, entries):
     leaves, first = tree.leaf_of_item(items), tree.level(tree.height).start
     totals = torch.zeros(rows, len(tree.level(tree.height)) + 1)
     totals = totals.scatter_add_(1, (leaves - first).where(leaves != bt.PAD, totals.shape[1] - 1), scores)[:, :-1]
-    found = SubtreeMax(tree.moved(lambda part: part.to(DEVICE)), leaves.to(DEVICE), scores.to(DEVICE))
+    found = SubtreeMax(tree.to(DEVICE), leaves.to(DEVICE), scores.to(DEVICE))
     for level in range(1, tree.height + 1):
         span, width = tree.level(level), arity ** (tree.height - level)
         highest = totals.clamp(min=0).unflatten(1, (-1, width)).amax(2) if width > 1 else totals

@@ -201,7 +201,7 @@ def test_a_new_tree_that_lowers_recall_is_rejected_with_a_line(joint):
         else:
             bt.fit(model, data, bt.tdm(8), epochs=6, batch_size=10)
 
-    found = fit_jointly(model, data, data, train, rounds=2, stay=0.1, say=lines.append)
+    found = fit_jointly(model, data, data, train, rounds=2, stay=0.1, on_message=lines.append)
     assert found is model
     assert found.tree.fingerprint() == bt.random_tree(30, seed=0).fingerprint()
     assert "rejected, the old is kept" in lines[-1]
@@ -214,7 +214,7 @@ def test_a_new_tree_that_does_not_is_kept(joint):
     def train(model, turn, folder):
         bt.fit(model, data, bt.tdm(8), epochs=30 if turn else 1, batch_size=10)
 
-    found = fit_jointly(model, data, data, train, rounds=1, stay=0.0, say=lines.append)
+    found = fit_jointly(model, data, data, train, rounds=1, stay=0.0, on_message=lines.append)
     assert lines[-1].endswith("kept")
     recall = Validation(data).recall
     assert recall(found) >= recall(model)
@@ -224,7 +224,7 @@ def test_a_new_tree_that_does_not_is_kept(joint):
 def test_where_no_item_would_move_nothing_is_trained_again(joint):
     model, data, lines = joint
     turns = []
-    found = fit_jointly(model, data, data, lambda _, turn, __: turns.append(turn), stay=1e6, say=lines.append)
+    found = fit_jointly(model, data, data, lambda _, turn, __: turns.append(turn), stay=1e6, on_message=lines.append)
     assert (found, turns, lines[-1]) == (model, [0], "round 1: no item would move")
 
 

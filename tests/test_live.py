@@ -63,7 +63,7 @@ def test_a_tree_with_room_for_more_still_refuses_what_is_wrong(items):
 
 def test_a_deeper_tree_holds_the_same_items_and_room_for_as_many_more():
     tree = Tree([3, 0, PAD, 1, 2, 4, 5, 6], 2)
-    deeper = tree.deeper()
+    deeper = tree.with_extra_level()
     assert deeper.items().tolist() == [3, PAD, 0, PAD, PAD, PAD, 1, PAD, 2, PAD, 4, PAD, 5, PAD, 6, PAD]
     leaves = deeper.leaf_of_item(torch.arange(7))
     assert torch.equal(deeper.parent(leaves), tree.leaf_of_item(torch.arange(7)))
@@ -114,8 +114,8 @@ def test_more_ids_are_found_after_the_others():
 
 def test_a_deeper_model_finds_the_same_with_the_same_scores(shop):
     model = shop.model
-    deeper = model.tree.deeper()
-    other = bt.TreeModel(deeper, model.scorer.deeper(model.tree, deeper), first_level=model.first_level)
+    deeper = model.tree.with_extra_level()
+    other = bt.TreeModel(deeper, model.scorer.with_extra_level(model.tree, deeper), first_level=model.first_level)
     x = torch.tensor([[3, 4, 5], [20, 21, PAD]])
     (items, scores), (others, again) = (bt.retrieve(each, x, beam_size=60, m=20) for each in (model, other))
     assert torch.allclose(scores, again, atol=1e-5)

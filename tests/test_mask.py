@@ -44,10 +44,10 @@ def test_a_node_may_be_entered_where_an_allowed_item_lies_below(case, data):
         span = case.tree.level(level)
         inside = [n for n in span if opened[n]]
         whole = level == 0 or len(inside) == len(span)
-        assert (mask.closed(level) is None) == whole == (mask.listed(level) is None)
+        assert (mask.blocked(level) is None) == whole == (mask.allowed_nodes(level) is None)
         assert mask.nodes(level).tolist() == ([0] if level == 0 else inside)
         if not whole:
-            assert mask.closed(level).tolist() == [not opened[n] for n in span]
+            assert mask.blocked(level).tolist() == [not opened[n] for n in span]
     whole_levels = [all(opened[n] for n in case.tree.level(level)) for level in range(1, case.height + 1)]
     assert mask.full_to == [*whole_levels, False].index(False)
     first = case.tree.level(case.height).start
@@ -75,7 +75,7 @@ def test_children_that_may_not_be_entered_are_pad(case, data):
         inside = mask.nodes(level)  # those that a search comes from may be told their level
         assert torch.equal(case.tree.children(inside, level, mask), case.tree.children(inside, mask=mask))
     nodes = torch.tensor([*range(1, case.tree.num_nodes), 0, PAD, -7])
-    assert mask.keep(nodes.clone()).tolist() == [n if n > 0 and left[n] else PAD for n in nodes.tolist()]
+    assert mask.mask_out(nodes.clone()).tolist() == [n if n > 0 and left[n] else PAD for n in nodes.tolist()]
 
 
 @given(cases(), st.data())
@@ -119,7 +119,7 @@ def test_the_excluded_of_the_whole_tree_are_counted_among_its_items(case, data):
 def test_a_mask_that_is_moved_says_the_same(case, data):
     allowed = torch.tensor(sorted(draw_items(data, case)), dtype=torch.int64)
     mask = case.tree.allow(allowed)
-    moved = mask.moved(torch.clone)
+    moved = mask.map(torch.clone)
     assert torch.equal(moved.entered, mask.entered)
     assert (moved.is_empty, moved.full_to) == (mask.is_empty, mask.full_to)
     leaves, excluded = case.tree.mask.nodes(case.height).unsqueeze(0), mask.excluded(case.tree.leaf_of_item(case.y))

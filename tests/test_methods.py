@@ -92,7 +92,7 @@ def test_a_method_describes_itself_by_its_functions_and_their_numbers():
 
 
 def test_the_methods_that_walk_are_those_that_train_on_a_beam():
-    assert {name for name, (method, _) in ROWS.items() if method.walks} == {
+    assert {name for name, (method, _) in ROWS.items() if method.uses_beam} == {
         "otm", "otm-no-optest", "otm-mixed", "otm-mixed-all", "otm-stochastic"
     }  # fmt: skip
 

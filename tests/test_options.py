@@ -13,7 +13,7 @@ import typer
 
 import beamtree as bt
 from beamtree.cli.app import app
-from beamtree.cli.options import training_help
+from beamtree.cli.options import in_new_spelling, training_help
 from beamtree.ingest.columns import LogColumns
 from beamtree.live.renewal import renew
 from beamtree.methods import METHODS
@@ -146,3 +146,10 @@ def test_train_lists_the_options_in_the_same_order():
     command = typer.main.get_command(app).commands["train"]
     names = [option.name for option in command.params if option.name in OPTIONS]
     assert names == [name for name in OPTIONS if name in names]
+
+
+def test_old_spellings_of_options_work_with_a_note(capsys):
+    words = ["--least", "0.2", "--cost=1", "file"]
+    assert in_new_spelling(words, {"--min-weight", "--C"}) == ["--min-weight", "0.2", "--C=1", "file"]
+    assert "--least is called --min-weight now" in capsys.readouterr().err
+    assert in_new_spelling(words, {"--other"}) == words

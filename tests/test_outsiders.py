@@ -27,7 +27,11 @@ def load_example(name):
 
 SCORER, TREE, METHOD = (load_example(f"custom_{name}") for name in ("scorer", "tree", "method"))
 OWN = bt.Method(
-    "beam-and-children", partial(METHOD.beam_and_children, beam_size=10), bt.otm(10).labels, chained=False, walks=True
+    "beam-and-children",
+    partial(METHOD.beam_and_children, beam_size=10),
+    bt.otm(10).labels,
+    chained=False,
+    uses_beam=True,
 )
 
 
@@ -94,7 +98,7 @@ def test_a_method_is_what_it_does_and_not_what_it_is_called(market_data, tmp_pat
     from beamtree.train import Checkpoints
 
     tree = bt.random_tree(market_data.num_items)
-    impostor = bt.Method("otm", partial(METHOD.beam_and_children, beam_size=10), bt.otm(10).labels, walks=True)
+    impostor = bt.Method("otm", partial(METHOD.beam_and_children, beam_size=10), bt.otm(10).labels, uses_beam=True)
     assert impostor != bt.otm(10)
     run = partial(bt.fit, data=market_data.train, steps=2, batch_size=20)
     model = bt.TreeModel(tree, bt.DeepScorer(tree.num_nodes))
@@ -103,14 +107,14 @@ def test_a_method_is_what_it_does_and_not_what_it_is_called(market_data, tmp_pat
         run(model, method=impostor, checkpoints=Checkpoints(tmp_path / "run", resume=True))
 
 
-def first_items(name, row, experiment, note):
+def first_items(name, row, experiment, on_message):
     """A row that finds the same items for everybody."""
     items = torch.arange(experiment.data.num_items)
     found = leaving_out(lambda x, m: (items[:m].expand(len(x), -1), -items[:m].expand(len(x), -1)), max(experiment.m))
     return Retriever(found, num_bytes=0)
 
 
-def last_items(name, row, experiment, note):
+def last_items(name, row, experiment, on_message):
     """The opposite."""
     items = torch.arange(experiment.data.num_items).flip(0)
     found = leaving_out(lambda x, m: (items[:m].expand(len(x), -1), items[:m].expand(len(x), -1)), max(experiment.m))
@@ -166,7 +170,7 @@ def test_a_row_of_yours_called_tdm_is_trained_as_you_say(market_data, tmp_path):
     assert bt.load_model(tmp_path / "mine" / "tdm").scorer.lift
 
 
-def broken(name, row, experiment, note):
+def broken(name, row, experiment, on_message):
     raise ValueError("it does not work here")
 
 

@@ -66,10 +66,10 @@ def test_a_search_finds_what_scoring_every_item_does(shops, device):
     model = shops["with"].model.to(device)
     x = torch.tensor([[3, 4], [50, -1]], device=device)
     _, scores = bt.retrieve(model, x, beam_size=model.tree.num_items, m=10)
-    context = model.scorer.context(model.tree, x)
+    prepared = model.scorer.prepare(model.tree, x)
     leaves = model.tree.leaf_of_item(torch.arange(model.tree.num_items, device=device)).unsqueeze(0)
     with torch.no_grad():
-        every = model.scorer.calibrated(model.tree.height, model.scorer(context, model.tree.height, leaves))
+        every = model.scorer.calibrated(model.tree.height, model.scorer(prepared, model.tree.height, leaves))
     torch.testing.assert_close(scores, every.topk(10).values.sigmoid().log(), rtol=1e-3, atol=1e-4)
     model.to("cpu")
 

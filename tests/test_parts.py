@@ -89,7 +89,7 @@ def test_memory_adds_what_the_partners_say_by_recency(tree):
     first, second = make_partners(0), make_partners(1)
     memory = MemoryScorer.from_partners([first, second], [recency_weights(0.5), 2 * recency_weights(1.0, newest=3)])
     x = histories(NUM_ITEMS)
-    found = memory.whole_level(memory.context(tree, x), tree, tree.height)
+    found = memory.whole_level(memory.prepare(tree, x), tree, tree.height)
     for user, history in enumerate(x.tolist()):
         said = [0.0] * NUM_ITEMS
         for t, item in enumerate(history):
@@ -110,7 +110,7 @@ def test_repeats_speak_for_what_the_user_has(tree):
     scorer = RepeatScorer(power=1.0)
     x = torch.tensor([[7, 3, 7]])
     leaves = tree.leaf_of_item(torch.tensor([[7, 3, 9]]))
-    found = scorer(scorer.context(tree, x), tree.height, leaves)
+    found = scorer(scorer.prepare(tree, x), tree.height, leaves)
     assert found.tolist() == [pytest.approx([1 + 1 / 3, 1 / 2, 0.0])]
 
 
@@ -119,16 +119,16 @@ def test_a_user_without_history_and_an_item_without_partners_score_0(tree):
         [strongest(*map(torch.tensor, ([0], [1], [1.0])), NUM_ITEMS)], [recency_weights(0.5)]
     )
     x = torch.tensor([[PAD, PAD], [5, PAD]])
-    assert not memory.whole_level(memory.context(tree, x), tree, tree.height).any()
+    assert not memory.whole_level(memory.prepare(tree, x), tree, tree.height).any()
 
 
 def test_repeats_of_users_without_any_history_score_0_on_every_level(tree):
     """There was an index out of range where a level is small enough to be kept whole."""
     repeats = RepeatScorer()
-    context = repeats.context(tree, torch.full((3, 5), PAD))
+    prepared = repeats.prepare(tree, torch.full((3, 5), PAD))
     for level in range(tree.height, -1, -1):
         nodes = torch.arange(tree.level(level).start, tree.level(level).stop).unsqueeze(0)
-        assert torch.equal(repeats(context, level, nodes), torch.zeros(3, nodes.shape[1]))
+        assert torch.equal(repeats(prepared, level, nodes), torch.zeros(3, nodes.shape[1]))
 
 
 def test_memory_from_another_catalogue_is_refused_in_one_line(tree):
@@ -143,7 +143,7 @@ def test_a_memory_without_any_partners_says_nothing(tree):
     nothing = strongest(torch.empty(0).long(), torch.empty(0).long(), torch.empty(0), NUM_ITEMS)
     memory = MemoryScorer.from_partners([nothing, nothing], [recency_weights(0.5), recency_weights(0.5)])
     x = torch.tensor([[PAD, PAD], [5, PAD]])
-    assert not memory.whole_level(memory.context(tree, x), tree, 2).any()
+    assert not memory.whole_level(memory.prepare(tree, x), tree, 2).any()
 
 
 # Factors
@@ -159,12 +159,12 @@ def test_folded_factors_are_the_product_with_the_mean_below(tree):
     x = torch.tensor([[3, 8, 3, PAD]])
     weights = torch.tensor([[1.0, 2**-0.5, 0.0, 0.0]])
     user = fold_in(factors, factors.items[x.clamp(min=0)], weights)
-    context = scorer.context(tree, x)
+    prepared = scorer.prepare(tree, x)
     for level in range(1, tree.height + 1):
         node = int(tree.ancestor(tree.leaf_of_item(torch.tensor(3)), level))
         below = [int(tree.item_of_leaf(torch.tensor(leaf))) for leaf in tree.leaves(node)]
         mean = factors.items[[item for item in below if item != PAD]].mean(0)
-        found = scorer(context, level, torch.tensor([[node]]))
+        found = scorer(prepared, level, torch.tensor([[node]]))
         torch.testing.assert_close(found, (user @ mean).unsqueeze(0), atol=2e-3, rtol=2e-3)
 
 
@@ -177,7 +177,7 @@ def test_a_sum_adds_its_parts_by_their_weights(tree):
     weights = {"memory": 2.0, "repeats": 0.5, "deep": 0.1}
 
     def whole(one, level):
-        return one.whole_level(one.context(tree, x), tree, level)
+        return one.whole_level(one.prepare(tree, x), tree, level)
 
     leaves = sum(weight * whole(scorer.part(name), tree.height) for name, weight in weights.items())
     torch.testing.assert_close(whole(scorer, tree.height), leaves)
@@ -190,9 +190,9 @@ def test_a_sum_adds_its_parts_by_their_weights(tree):
 def test_parts_may_count_more_on_one_level_than_on_another(tree):
     scorer, x = make_sum(tree), histories(NUM_ITEMS)
     scorer.weights[2, 0] = 7.0
-    memory, repeats, deep = (scorer.part(name).whole_level(scorer.part(name).context(tree, x), tree, 2)
+    memory, repeats, deep = (scorer.part(name).whole_level(scorer.part(name).prepare(tree, x), tree, 2)
                              for name in scorer.names)  # fmt: skip
-    found = scorer.whole_level(scorer.context(tree, x), tree, 2)
+    found = scorer.whole_level(scorer.prepare(tree, x), tree, 2)
     torch.testing.assert_close(found, 7.0 * memory + 0.5 * repeats + 0.1 * deep)
 
 
@@ -202,20 +202,20 @@ def test_a_sum_can_do_without_a_part_and_take_one_more(tree):
     assert (fewer.names, fewer.learned, fewer.weight_of("memory")) == (["memory", "deep"], "deep", 2.0)
     assert scorer.without("deep").learned is None
     again = fewer.with_part("repeats", scorer.part("repeats"), 0.5)
-    found, expected = (each.whole_level(each.context(tree, x), tree, 2) for each in (again, scorer))
+    found, expected = (each.whole_level(each.prepare(tree, x), tree, 2) for each in (again, scorer))
     torch.testing.assert_close(found, expected)
 
 
 def test_a_part_of_weight_0_is_not_asked(tree, monkeypatch):
     scorer = make_sum(tree).set_weights(deep=0.0)
-    monkeypatch.setattr(scorer.part("deep"), "context", lambda *_: pytest.fail("it was asked"))
-    scorer.whole_level(scorer.context(tree, histories(NUM_ITEMS)), tree, 2)
+    monkeypatch.setattr(scorer.part("deep"), "prepare", lambda *_: pytest.fail("it was asked"))
+    scorer.whole_level(scorer.prepare(tree, histories(NUM_ITEMS)), tree, 2)
 
 
 def test_a_sum_trains_its_learned_part_alone(tree):
     scorer = make_sum(tree)
-    assert scorer.learner() is scorer.part("deep")
-    assert set(scorer.changing()) == {
+    assert scorer.trainable_part() is scorer.part("deep")
+    assert set(scorer.trainable_state()) == {
         "weights",
         "calibration",
         *(f"parts.deep.{name}" for name in scorer.part("deep").state_dict()),

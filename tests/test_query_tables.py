@@ -124,7 +124,7 @@ def test_the_inner_product_of_vectors_is_the_score_of_the_factors(shop):
     x = torch.full((3, 69), bt.PAD)
     x[0, :2], x[1, 0] = torch.tensor(shop.ids.find(["i11", "i10"])), shop.ids.find(["i30"])[0]
     leaves = tree.leaf_of_item(torch.arange(60)).unsqueeze(0)
-    expected = part(part.context(tree, x), tree.height, leaves)
+    expected = part(part.prepare(tree, x), tree.height, leaves)
     np.testing.assert_allclose(products, expected.numpy(), rtol=1e-3, atol=1e-4)
     alone = shop.user_vectors(histories[0])
     assert alone.columns == ["vector"]

@@ -333,11 +333,11 @@ def test_a_scorer_may_be_a_class():
             super().__init__()
             self.bias = torch.nn.Parameter(torch.zeros(num_nodes))
 
-        def context(self, tree, x):
+        def prepare(self, tree, x):
             return x
 
-        def forward(self, context, level, nodes):
-            scores = self.bias[nodes.clamp(min=0)].expand(len(context), -1)
+        def forward(self, prepared, level, nodes):
+            scores = self.bias[nodes.clamp(min=0)].expand(len(prepared), -1)
             return scores.masked_fill(nodes == bt.PAD, -torch.inf)
 
         def settings(self):

@@ -117,13 +117,13 @@ FACTORS = {  # users, rows pulled at once, and whether events have weights
     "weights": (41, 1 << 19, True),
     "weights, pulled": (41, 30, True),
 }
-HOW = {"dim": 7, "penalty": 0.05, "everywhere": 0.1}
+HOW = {"dim": 7, "penalty": 0.05, "unobserved_weight": 0.1}
 
 
 def products(found):
     """Products of all items: axes that are as strong as each other can be swapped."""
     items = InterleavedTable(found.items, 53).whole()
-    return (items @ items.T).tolist(), found.gram_diagonal.tolist(), found.everywhere
+    return (items @ items.T).tolist(), found.gram_diagonal.tolist(), found.unobserved_weight
 
 
 def factors_over_ranks():

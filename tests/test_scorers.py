@@ -130,29 +130,29 @@ def test_a_scorer_is_made_from_its_settings(scored):
     other = type(scorer).from_settings(scorer.settings(), kinds)
     assert other.settings() == scorer.settings()
     other.load_state_dict(scorer.state_dict())
-    found, expected = (each.whole_level(each.context(tree, x), tree, 2) for each in (other, scorer))
+    found, expected = (each.whole_level(each.prepare(tree, x), tree, 2) for each in (other, scorer))
     assert torch.equal(found, expected)
 
 
 def test_a_node_scores_the_same_in_any_company(scored):
     tree, scorer, x = scored
-    context = scorer.context(tree, x)
+    prepared = scorer.prepare(tree, x)
     for level in range(1, tree.height + 1):
         span = tree.level(level)
-        whole = scorer.whole_level(context, tree, level)
+        whole = scorer.whole_level(prepared, tree, level)
         assert whole.shape == (len(x), len(span))
         assert whole.isfinite().all()
         nodes = torch.randint(span.start, span.stop, (len(x), 6))
-        torch.testing.assert_close(scorer(context, level, nodes), whole.gather(1, nodes - span.start))
+        torch.testing.assert_close(scorer(prepared, level, nodes), whole.gather(1, nodes - span.start))
         shared = nodes[:1]
-        torch.testing.assert_close(scorer(context, level, shared), whole[:, shared[0] - span.start])
+        torch.testing.assert_close(scorer(prepared, level, shared), whole[:, shared[0] - span.start])
 
 
 def test_users_do_not_influence_each_other(scored):
     tree, scorer, x = scored
     level = tree.height
-    together = scorer.whole_level(scorer.context(tree, x), tree, level)
-    alone = torch.cat([scorer.whole_level(scorer.context(tree, x[i : i + 1]), tree, level) for i in range(len(x))])
+    together = scorer.whole_level(scorer.prepare(tree, x), tree, level)
+    alone = torch.cat([scorer.whole_level(scorer.prepare(tree, x[i : i + 1]), tree, level) for i in range(len(x))])
     torch.testing.assert_close(together, alone)
 
 
@@ -160,7 +160,7 @@ def test_contributions_add_up_to_the_score_and_an_empty_entry_gives_nothing(scor
     tree, scorer, x = scored
     leaves = tree.leaf_of_item(torch.arange(tree.num_items))
     with torch.no_grad():
-        expected = scorer(scorer.context(tree, x), tree.height, leaves.unsqueeze(0))
+        expected = scorer(scorer.prepare(tree, x), tree.height, leaves.unsqueeze(0))
     empty = (x == PAD) if x.dtype == torch.int64 else torch.zeros_like(x, dtype=torch.bool)
     for items in (torch.arange(tree.num_items).unsqueeze(0), torch.stack([torch.randperm(50)[:9] for _ in x])):
         parts = scorer.contributions_by_part(tree, x, items).values()
@@ -177,7 +177,7 @@ def test_pad_scores_below_every_node_and_takes_no_gradient(scored, monkeypatch, 
     monkeypatch.setattr(linear, "WHOLE_LEVEL_SIZE", whole_level)
     nodes = torch.tensor([[tree.level(2).start, PAD]])
     for some in (nodes, nodes.expand(len(x), -1)):
-        logits = scorer(scorer.context(tree, x), 2, some)
+        logits = scorer(scorer.prepare(tree, x), 2, some)
         assert (logits[:, 1] == -torch.inf).all()
         assert logits[:, 0].isfinite().all()
         weights = [weight for weight in scorer.parameters() if weight.requires_grad]
@@ -216,10 +216,10 @@ def test_deep_scores_are_those_of_the_literal_tiled_computation(share):
     tree = bt.random_tree(50, arity=3, seed=1)
     scorer, x = DeepScorer(tree.num_nodes, scale=1.0, share=share), histories(50)
     assert scorer.of_user.in_features + scorer.of_node.in_features == 264
-    context = scorer.context(tree, x)
+    prepared = scorer.prepare(tree, x)
     for level in (1, 2, tree.height):
         nodes = tree.mask.nodes(level)[:5]
-        ours = scorer(context, level, nodes.unsqueeze(0))
+        ours = scorer(prepared, level, nodes.unsqueeze(0))
         literal = torch.stack([torch.stack([literal_deep(tree, scorer, row, int(n)) for n in nodes]) for row in x])
         torch.testing.assert_close(ours, literal)
 
@@ -239,13 +239,13 @@ def test_a_scorer_that_starts_from_vectors_is_their_product(share):
             if items:
                 torch.testing.assert_close(table[node], vectors[items, :24].mean(0), rtol=1e-4, atol=1e-4)
         x = histories(40)
-        context = scorer.context(tree, x)
-        pooled = scorer._pool(tree, context.vectors, x).view(7, tree.height + 1, 10, 24).mean(2)  # u
+        prepared = scorer.prepare(tree, x)
+        pooled = scorer._pool(tree, prepared.vectors, x).view(7, tree.height + 1, 10, 24).mean(2)  # u
         for level in (1, tree.height):
             nodes = tree.mask.nodes(level)[:6]
             u, n = pooled[:, level].unsqueeze(1), table[nodes].unsqueeze(0)
             expected = ((u + n).abs() - (u - n).abs()).sum(-1) - 2
-            torch.testing.assert_close(scorer(context, level, nodes.unsqueeze(0)), expected, rtol=1e-3, atol=1e-3)
+            torch.testing.assert_close(scorer(prepared, level, nodes.unsqueeze(0)), expected, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("share", [True, False])
@@ -256,16 +256,16 @@ def test_a_deep_scorer_that_learns_nothing_says_the_same(share):
     scorer, x = DeepScorer(tree.num_nodes, scale=1.0, share=share), histories(50)
     for _ in range(2):
         for users in (x, x[:1]):
-            context = scorer.context(tree, users)
+            prepared = scorer.prepare(tree, users)
             with torch.no_grad():
-                still = scorer.context(tree, users)
+                still = scorer.prepare(tree, users)
             for level in range(1, tree.height + 1):
                 nodes = torch.cat([tree.mask.nodes(level)[:5], torch.tensor([PAD])]).expand(len(users), -1)
                 for some in (nodes, nodes[:1]):
                     with torch.no_grad():
                         found = scorer(still, level, some)
-                    torch.testing.assert_close(found, scorer(context, level, some))
-        scorer(context, 1, tree.mask.nodes(1).unsqueeze(0)).sum().backward()
+                    torch.testing.assert_close(found, scorer(prepared, level, some))
+        scorer(prepared, 1, tree.mask.nodes(1).unsqueeze(0)).sum().backward()
         torch.optim.SGD(scorer.parameters(), lr=1e-2).step()  # and again with other weights
 
 
@@ -284,7 +284,7 @@ def test_linear_scores_are_the_products_of_section_5_1():
     expected = x @ theta.T + bias
     for level in range(1, tree.height + 1):
         span = tree.level(level)
-        ours = scorer.whole_level(scorer.context(tree, x), tree, level)
+        ours = scorer.whole_level(scorer.prepare(tree, x), tree, level)
         torch.testing.assert_close(ours, expected[:, span.start : span.stop])
 
 
@@ -296,10 +296,10 @@ def test_linear_gathers_where_a_level_is_large(monkeypatch):
     results = []
     for size in (4096, 0, 8):
         monkeypatch.setattr(linear, "WHOLE_LEVEL_SIZE", size)
-        context = scorer.context(tree, x)
-        logits = scorer(context, 6, nodes)
+        prepared = scorer.prepare(tree, x)
+        logits = scorer(prepared, 6, nodes)
         (grad,) = torch.autograd.grad(logits.square().sum(), scorer.table.weight)
-        results.append((logits, grad, scorer.whole_level(context, tree, 6)))
+        results.append((logits, grad, scorer.whole_level(prepared, tree, 6)))
     for other in results[1:]:
         for ours, theirs in zip(results[0], other, strict=True):
             torch.testing.assert_close(ours, theirs)
@@ -330,3 +330,8 @@ def test_weights_are_not_the_data_of_the_same_seed():
     assert torch.equal(weights, LinearScorer(199, 10, seed=3).table.weight)
     assert not torch.equal(weights, LinearScorer(199, 10, seed=4).table.weight)
     assert float(LinearScorer(5000, 10, scale=0.1).table.weight.detach().std()) == pytest.approx(0.1, rel=0.02)
+
+
+def test_a_scorer_of_an_earlier_version_is_told_the_new_name():
+    with pytest.raises(TypeError, match=r"Old\.context is called `prepare`"):
+        type("Old", (bt.Scorer,), {"context": lambda self, tree, x: x})

@@ -77,7 +77,7 @@ def test_scores_are_those_of_the_literal_transformer():
         user = literal_state(encoder, [items[item] for item in history])
         leaves = tree.leaf_of_item(torch.arange(20)).unsqueeze(0)
         expected = (items @ user).unsqueeze(0)
-        torch.testing.assert_close(scorer(scorer.context(tree, x), tree.height, leaves), expected, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(scorer(scorer.prepare(tree, x), tree.height, leaves), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_an_inner_node_has_the_mean_of_the_items_below():
@@ -99,7 +99,7 @@ def test_items_without_a_leaf_are_left_out_of_the_history():
     slots[slots == 5] = PAD
     removed = tree.with_items(slots, 20)
     scorer = SequenceScorer(tree.num_nodes, seed=1)
-    users = [scorer.context(removed, torch.tensor([x])).user for x in ([3, 5, 8, PAD], [3, 8, PAD, PAD])]
+    users = [scorer.prepare(removed, torch.tensor([x])).user for x in ([3, 5, 8, PAD], [3, 8, PAD, PAD])]
     torch.testing.assert_close(*users)
 
 
@@ -291,7 +291,7 @@ def test_a_model_with_the_part_is_saved_and_loaded(model, tmp_path):
 
 def test_new_events_change_the_user_at_once(model):
     scorer = model.scorer.part(SEQUENCE)
-    one, other = (scorer.context(model.tree, torch.tensor([x])).user for x in ([3, 4], [5, 3]))
+    one, other = (scorer.prepare(model.tree, torch.tensor([x])).user for x in ([3, 4], [5, 3]))
     assert not torch.allclose(one, other)
 
 
@@ -301,7 +301,7 @@ def test_the_part_moves_to_another_tree(model):
     x = torch.tensor([[3, 4, 5]])
     scores = [
         each.scorer.part(SEQUENCE)(
-            each.scorer.part(SEQUENCE).context(each.tree, x),
+            each.scorer.part(SEQUENCE).prepare(each.tree, x),
             each.tree.height,
             each.tree.leaf_of_item(torch.arange(61)).unsqueeze(0),
         )
@@ -316,7 +316,7 @@ def test_an_item_that_is_added_is_scored_like_similar_items(model):
     grown = with_items(model, {"1000": Placement(like, torch.ones(1))})
     leaves = grown.tree.leaf_of_item(torch.tensor([10, grown.tree.num_items - 1])).unsqueeze(0)
     scorer = grown.scorer.part(SEQUENCE)
-    old, new = scorer(scorer.context(grown.tree, torch.tensor([[9, 8]])), grown.tree.height, leaves)[0]
+    old, new = scorer(scorer.prepare(grown.tree, torch.tensor([[9, 8]])), grown.tree.height, leaves)[0]
     assert float(new) == pytest.approx(float(old), abs=1e-2)
 
 

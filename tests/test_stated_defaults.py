@@ -136,8 +136,9 @@ def test_the_settings_of_a_service():
     for row in (
         f"| `--host`, `--port` | `BEAMTREE_HOST`, `BEAMTREE_HTTP_PORT` | {options['host']}, {options['port']} |",
         f"| `--beam-size` | `BEAMTREE_BEAM_SIZE` | {options['beam_size']} |",
-        f"`BEAMTREE_BATCH` | {options['window']:g} ms, {options['batch']} histories |",
-        f"| {options['queue']} histories, {options['slow']:g} ms, {options['timeout']:,.0f} ms for 10 histories |",
+        f"`BEAMTREE_BATCH` | {options['batch_window_ms']:g} ms, {options['batch']} histories |",
+        f"| {options['queue']} histories, {options['degrade_after_ms']:g} ms, {options['timeout']:,.0f} ms for 10 "
+        "histories |",
         f"| {options['max_m']:,}, {options['max_beam']:,} |",
         f"| {options['max_history']:,} ids, {options['max_histories']:,} histories |",
         f"| {options['max_list']:,} ids, {options['max_body'] >> 20} MiB |",
@@ -155,7 +156,7 @@ def test_the_classifier():
     assert f"weight {model.OF_GROUPS:g}" in page
     trees = {2: "two", 3: "three"}[argument(Classifier, "trees")]
     assert f"probabilities of {trees} trees" in page
-    assert f"at most {classifier.VISIT_PAIRS // 10**6} million" in page
+    assert f"at most {classifier.MAX_PAIRS_WITH_NEGATIVES // 10**6} million" in page
 
 
 def test_python_and_the_command_train_alike():

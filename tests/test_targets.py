@@ -65,13 +65,13 @@ class Counting(bt.Scorer):
         super().__init__()
         self.scored = Counter()
 
-    def context(self, tree, x):
+    def prepare(self, tree, x):
         return x
 
-    def forward(self, context, level, nodes):
-        real = (nodes != PAD).sum() * (len(context) if len(nodes) == 1 else 1)
+    def forward(self, prepared, level, nodes):
+        real = (nodes != PAD).sum() * (len(prepared) if len(nodes) == 1 else 1)
         self.scored[level] += int(real)
-        return torch.sin(nodes * 12.9898 + context) * 3
+        return torch.sin(nodes * 12.9898 + prepared) * 3
 
     def settings(self):
         return {}

@@ -186,11 +186,11 @@ def test_rules_are_a_dictionary_of_pairs(seed, monkeypatch):
 
 def test_ials_folds_a_history_in_by_its_loss(monkeypatch):
     monkeypatch.setattr(als, "DIM", 4)
-    settings = {"penalty": 0.02, "everywhere": 0.1, "recency": 0.5, "repeats": 0.3}
+    settings = {"penalty": 0.02, "unobserved_weight": 0.1, "recency": 0.5, "repeats": 0.3}
     monkeypatch.setattr(als, "DEFAULTS", settings)
     events, x = random_events(2), random_histories(2)
     log = shuffle_items(events, M)
-    factors = factorise(log.events, M, dim=4, penalty=0.02, everywhere=0.1)
+    factors = factorise(log.events, M, dim=4, penalty=0.02, unobserved_weight=0.1)
     vectors = np.empty((M, 4))
     scale = (0.02 / factors.penalty) ** 0.5  # vectors are normalized, and λ with them
     vectors[log.order] = scale * factors.items.double().numpy()

@@ -138,7 +138,7 @@ def factors(scorer, tree, x):
     for t, leaf in history_of(tree, x[:HISTORY]):
         newest.setdefault(leaf, t)
     rows, weights = scorer.table.weight.double()[list(newest)], scorer.recency.double()[list(newest.values())]
-    diagonal = scorer.spread.double() + scorer.penalty * (weights.sum() + scorer.everywhere)
+    diagonal = scorer.spread.double() + scorer.penalty * (weights.sum() + scorer.unobserved_weight)
     system = rows.T @ (rows * weights.unsqueeze(1)) + diagonal.diag()
     return dots(scorer, scorer.scale * torch.linalg.solve(system, rows.T @ weights))
 

@@ -19,7 +19,7 @@ from beamtree.classify.documents import (
     relevant_labels,
 )
 from beamtree.classify.explain import explain_label
-from beamtree.classify.linear import COST, VISITS
+from beamtree.classify.linear import BEAM_NEGATIVES, DEFAULT_C
 from beamtree.classify.matrix import Matrix, empty, from_entries, stack
 from beamtree.classify.metrics import label_metrics
 from beamtree.classify.model import LabelModel, Weights, train
@@ -36,11 +36,14 @@ from beamtree.progress import Reporter, clock
 
 BEAM_SIZE = 10
 VALIDATION = 2_000  # documents, at most a fifth of all, that choose the weights of the parts
-SMALL = 50_000  # documents up to which they also choose C, and the classifiers are trained again with them
+# Documents up to which they also choose C, and the classifiers are trained again with them
+MAX_TUNED_DOCUMENTS = 50_000
 GROUP = 256  # labels that a group has, about
 FEW_LABELS, FEW_PAIRS = 1_000, 20_000_000  # labels, and documents times labels, up to which all are one group
-VISIT_PAIRS = 200_000_000  # documents times labels up to which labels are trained on visits with several trees, too
-COSTS = (0.25, 0.5, 1.0)  # C of the linear classifiers, from which validation documents choose
+# Documents times labels up to which labels are trained on beam negatives with several trees, too
+MAX_PAIRS_WITH_NEGATIVES = 200_000_000
+OLD_OPTIONS = {"cost": "C", "least": "min_weight"}  # in classifiers saved before 0.3.0
+C_CHOICES = (0.25, 0.5, 1.0)  # C of the linear classifiers, from which validation documents choose
 
 
 class NotFindableError(ValueError):
@@ -64,9 +67,9 @@ class Classifier:
             most at narrow beams. With many documents and labels a single one takes longer to train than two.
         group: labels in a group. Default: 256; where there are at most 1,000 labels, all of them in one tree, if
             training each against all documents does not take long.
-        cost: C of the linear classifiers: more follows the training documents more closely. Default: 0.5, and chosen
+        C: of the linear classifiers; more follows the training documents more closely. Default: 0.5, and chosen
             on validation documents where there are at most 50,000 documents.
-        least: weights below are dropped; larger ones make a smaller model.
+        min_weight: weights below are dropped; larger ones make a smaller model.
         memory: whether labels of the nearest documents count. Without them a search takes a half to a third of the
             time, and finds less, most at narrow beams. Labels that are added by documents need memory: then all
             labels get it.
@@ -80,20 +83,20 @@ class Classifier:
         beam_size: int = BEAM_SIZE,
         trees: int = 3,
         group: int | None = None,
-        cost: float | None = None,
-        least: float = 0.1,
+        C: float | None = None,
+        min_weight: float = 0.1,
         memory: bool = True,
         seed: int = 0,
         frame: str | None = None,
     ) -> None:
         self.beam_size = positive_int("beam_size", beam_size)
-        for name, value, least_value in (("cost", cost, 1e-6), ("least", least, 0.0)):
-            if value is not None and not least_value <= value < float("inf"):
-                raise ValueError(f"{name}={value!r}: give a number {'above' if name == 'cost' else 'of at least'} 0")
+        for name, value, lowest in (("C", C, 1e-6), ("min_weight", min_weight, 0.0)):
+            if value is not None and not lowest <= value < float("inf"):
+                raise ValueError(f"{name}={value!r}: give a number {'above' if name == 'C' else 'of at least'} 0")
         if not isinstance(memory, bool):
             raise ValueError(f"memory={memory!r}: give True or False")
         group = None if group is None else positive_int("group", group)
-        self.options = Options(positive_int("trees", trees), group, cost, least, memory, seed)
+        self.options = Options(positive_int("trees", trees), group, C, min_weight, memory, seed)
         check_frame_kind(frame)
         self._frame = frame
         self._changes = ChangeLock()  # held during every change of the labels
@@ -192,34 +195,34 @@ class Classifier:
             z = empty(len(ids), x.width) if features is None else features.transform(name_texts)
             report.line(f"{x.rows:,} documents, {x.width:,} features, {len(ids):,} labels.")
             pairs = x.rows * len(ids)
-            settings: dict[str, Any] = {**asdict(self.options), "cost": self.options.cost or COST}
+            settings: dict[str, Any] = {**asdict(self.options), "C": self.options.C or DEFAULT_C}
             with_memory = settings.pop("memory")
             if self.options.group is None:
                 few = len(ids) <= FEW_LABELS and pairs <= FEW_PAIRS
                 settings |= {"group": len(ids), "trees": 1} if few else {"group": GROUP}
             several_groups = settings["group"] < len(ids)
-            visits = several_groups and (settings["trees"] == 1 or pairs <= VISIT_PAIRS)
-            settings["visited"] = VISITS if visits else 0
+            has_negatives = several_groups and (settings["trees"] == 1 or pairs <= MAX_PAIRS_WITH_NEGATIVES)
+            settings["negatives"] = BEAM_NEGATIVES if has_negatives else 0
             rows = np.random.default_rng(self.options.seed).permutation(x.rows)
             count = min(VALIDATION, x.rows // 5)
             kept, held_out = np.sort(rows[count:]), np.sort(rows[:count])
             parts = x.take(kept), y.take(kept), z
             validation = x.take(held_out), y.take(held_out)
-            if self.options.cost is None and count and x.rows <= SMALL:
+            if self.options.C is None and count and x.rows <= MAX_TUNED_DOCUMENTS:
                 trials: dict[float, float] = {}
-                for cost in COSTS:
-                    alone = {**settings, "cost": cost, "trees": 1, "weights": Weights(0.0, 0.0)}
+                for each in C_CHOICES:
+                    alone = {**settings, "C": each, "trees": 1, "weights": Weights(0.0, 0.0)}
                     trial = train(*parts, **alone, on_progress=report.progress)
-                    trials[cost] = mean_precision(trial, *validation, self.beam_size)
-                settings["cost"] = max(trials, key=lambda cost: trials[cost])
+                    trials[each] = mean_precision(trial, *validation, self.beam_size)
+                settings["C"] = max(trials, key=lambda each: trials[each])
             model = train(*parts, **settings, on_progress=report.progress)
             report.stage("Weights of the parts")
             model, found = choose_weights(model, *validation, self.beam_size, memory=with_memory)
-            if count and x.rows <= SMALL:
+            if count and x.rows <= MAX_TUNED_DOCUMENTS:
                 model = train(x, y, z, **settings, weights=model.weights, on_progress=report.progress)
             elif count:
                 model = model.with_documents(*validation, y.width)
-            self.report = {"weights": model.weights._asdict(), "cost": settings["cost"], "validation": found}
+            self.report = {"weights": model.weights._asdict(), "C": settings["C"], "validation": found}
             self._model, self._features, self._ids, self._names = model, features, ids, read_names
             self._counts = np.bincount(y.columns, minlength=len(ids))
             for line in self._describe(count):
@@ -496,7 +499,8 @@ class Classifier:
         """The classifier of a folder; its arrays are mapped to memory, and read when a search needs them."""
         model, features, ids, counts, settings = load_classifier(Path(folder))
         classifier = cls(beam_size=settings["beam_size"])
-        classifier.options = Options(**settings["options"])
+        options = {OLD_OPTIONS.get(name, name): value for name, value in settings["options"].items()}
+        classifier.options = Options(**options)
         classifier.report, classifier._names = settings["report"], settings["names"]
         classifier._model, classifier._features, classifier._ids = model, features, ids
         classifier._counts, classifier._frame = counts, settings.get("frame")
@@ -509,7 +513,7 @@ class Options:
 
     trees: int
     group: int | None
-    cost: float | None
-    least: float
+    C: float | None
+    min_weight: float
     memory: bool
     seed: int

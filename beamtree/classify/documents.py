@@ -21,7 +21,7 @@ def is_text(documents: Any) -> bool:
     return isinstance(documents, str) and not Path(documents[:255]).is_file()
 
 
-class Opened(NamedTuple):
+class LoadedDocuments(NamedTuple):
     """Documents as texts or features, and their labels: lists of ids, or a matrix of documents and labels."""
 
     texts: list[str] | None
@@ -44,7 +44,7 @@ def open_documents(
     label_column: str | None = None,
     separator: str | None = None,
     needs_labels: bool = False,
-) -> Opened:
+) -> LoadedDocuments:
     """Documents in any form, and their labels where they are needed; a ValueError in one line where that fails.
 
     Args:
@@ -67,13 +67,13 @@ def open_documents(
         documents, is_matrix = documents.tolist(), False
     if is_matrix:
         x = from_any(documents.numpy() if isinstance(documents, torch.Tensor) else documents)
-        opened = Opened(None, x, *_lists(labels))
+        opened = LoadedDocuments(None, x, *_lists(labels))
     elif isinstance(documents, list | tuple) or (hasattr(documents, "to_list") and not hasattr(documents, "columns")):
         texts = documents.to_list() if hasattr(documents, "to_list") else list(documents)
         wrong = next((index for index, each in enumerate(texts) if not isinstance(each, str)), None)
         if wrong is not None:
             raise ValueError(f"document {wrong} is {texts[wrong]!r:.60}: documents are texts, or rows of a matrix")
-        opened = Opened(texts, empty(0, 0), *_lists(labels))
+        opened = LoadedDocuments(texts, empty(0, 0), *_lists(labels))
     else:
         with requires("", "reading documents"):
             from beamtree.ingest.documents import read_documents
@@ -82,7 +82,7 @@ def open_documents(
         )
         entries = empty(0, 0) if read.features is None else from_entries(*read.features).without_zeros()
         of_file = read.labels, read.num_labels, read.numeric_labels
-        opened = Opened(read.texts, entries, *(of_file if labels is None else _lists(labels)))
+        opened = LoadedDocuments(read.texts, entries, *(of_file if labels is None else _lists(labels)))
     if not opened.size:
         raise ValueError("there are no documents")
     if needs_labels and opened.labels is None:

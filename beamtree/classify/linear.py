@@ -3,8 +3,9 @@
 p(n | x) = Π exp(-max(0, 1 - z)³) over the nodes on the path to n, with z = ⟨w, x⟩ + b. A classifier has L2-regularized
 squared hinge loss, and is trained on the documents with a label below the parent, as in PLT. Small weights are dropped.
 
-Where there is time, labels are also trained on documents that visit their group: those for which it is one of the ten
-best. So a label knows by itself where it is wrong, and groups count less in its probability: p(l | x) Π p(group | x)^½.
+Where there is time, labels are also trained on beam negatives: documents for which their group is one of the ten best.
+Labels trained this way are calibrated without their group, so group log-probabilities get weight 0.5:
+p(l | x) Π p(group | x)^½.
 """
 
 from typing import NamedTuple
@@ -18,9 +19,9 @@ from beamtree.kernels.sparse import starts_of
 from beamtree.kernels.threads import parallel_map
 from beamtree.progress import OnProgress, no_progress
 
-COST, TOLERANCE, ROUNDS = 0.5, 0.1, 10  # of the solver
-LEAST = 0.1  # weights below are dropped
-VISITS = 10  # groups that a document visits
+DEFAULT_C, TOLERANCE, ROUNDS = 0.5, 0.1, 10  # of the solver
+MIN_WEIGHT = 0.1  # weights below are dropped
+BEAM_NEGATIVES = 10  # groups in the beam of a document, whose labels are trained on it
 SHIFT = 10.0  # z above -SHIFT is told apart
 WORK = 2_000_000  # documents times classifiers of a task, about
 
@@ -62,9 +63,9 @@ def train_linear(
     forest: Forest,
     pairs: list[Pairs],
     *,
-    visited: list[Pairs] | None = None,
-    cost: float = COST,
-    least: float = LEAST,
+    negatives: list[Pairs] | None = None,
+    C: float = DEFAULT_C,
+    min_weight: float = MIN_WEIGHT,
     on_progress: OnProgress = no_progress,
 ) -> Linear:
     """The classifiers of all nodes.
@@ -73,10 +74,10 @@ def train_linear(
         features: of the documents.
         forest: trees over the labels.
         pairs: the positives of each level: nodes and documents, as `positives_below` gives them.
-        visited: for each level, parents, rising, and documents that are trained on besides those below, such as those
-            whose beam visits the parent.
-        cost: C.
-        least: weights below are dropped.
+        negatives: for each level, parents, rising, and documents that are trained on besides those below, such as
+            those whose beam visits the parent.
+        C: of the squared hinge loss.
+        min_weight: weights below are dropped.
         on_progress: called with what is done, how much of it, and the total.
     """
     tasks: list[tuple[int, Task]] = []
@@ -84,9 +85,9 @@ def train_linear(
         parents, begin = np.unique(forest.parent[nodes], return_index=True)  # nodes rise, so their parents do
         for parent, start, end in zip(parents, begin, [*begin[1:], len(nodes)], strict=True):
             rows = np.unique(documents[start:end])
-            if visited is not None:
-                at = np.searchsorted(visited[level][0], [parent, parent + 1])
-                rows = np.union1d(rows, visited[level][1][at[0] : at[1]])
+            if negatives is not None:
+                at = np.searchsorted(negatives[level][0], [parent, parent + 1])
+                rows = np.union1d(rows, negatives[level][1][at[0] : at[1]])
             children = nodes[start:end] - forest.starts[parent]
             count = int(forest.ends[parent] - forest.starts[parent])
             task = Task(
@@ -106,7 +107,7 @@ def train_linear(
 
     def solve(numbered: tuple[int, Task]) -> tuple[np.ndarray, ...]:
         nonlocal done
-        settings = (cost, TOLERANCE, ROUNDS, least)
+        settings = (C, TOLERANCE, ROUNDS, min_weight)
         found: tuple[np.ndarray, ...] = kernels.train_children(features.parts, features.width, numbered[1], settings)
         done += 1
         on_progress("Linear part", done, len(tasks))
@@ -115,7 +116,7 @@ def train_linear(
     return _by_feature(features.width, forest, tasks, parallel_map(solve, tasks))
 
 
-def visits(features: Matrix, forest: Forest, linear: Linear, count: int) -> list[Pairs]:
+def beam_negatives(features: Matrix, forest: Forest, linear: Linear, count: int) -> list[Pairs]:
     """For each tree and level the documents that visit each group: of the last groups those `count` with the highest z.
 
     They are pairs by group, for `train_linear`: groups of other levels are visited by nobody.

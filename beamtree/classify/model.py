@@ -25,14 +25,14 @@ import numpy as np
 from beamtree.classify.encoder import Encoder, is_affordable, no_encoder, train_encoder
 from beamtree.classify.label_tree import Forest, label_means, label_trees
 from beamtree.classify.linear import (
-    COST,
-    LEAST,
-    VISITS,
+    BEAM_NEGATIVES,
+    DEFAULT_C,
+    MIN_WEIGHT,
     Linear,
+    beam_negatives,
     log_probabilities,
     positives_below,
     train_linear,
-    visits,
 )
 from beamtree.classify.matrix import Matrix, stack
 from beamtree.kernels import classify as kernels
@@ -269,10 +269,10 @@ def train(
     *,
     group: int,
     trees: int = 1,
-    visited: int = VISITS,
+    negatives: int = BEAM_NEGATIVES,
     weights: Weights | None = None,
-    cost: float = COST,
-    least: float = LEAST,
+    C: float = DEFAULT_C,
+    min_weight: float = MIN_WEIGHT,
     seed: int = 0,
     on_progress: OnProgress = no_progress,
 ) -> LabelModel:
@@ -284,21 +284,22 @@ def train(
         names: features of the names of labels.
         group: labels in a group, about.
         trees: their number.
-        visited: groups whose labels are trained on a document besides its own; 0 is PLT.
+        negatives: groups in the beam whose labels are trained on a document besides its own; 0 is PLT.
         weights: of the parts. Default: to be chosen; then the encoder is trained where there are few labels.
-        cost: C of the linear classifiers.
-        least: weights below are dropped.
+        C: of the linear classifiers.
+        min_weight: weights below are dropped.
         seed: of trees and encoder.
         on_progress: called with what is done, how much of it, and the total.
     """
     forest = label_trees(label_means(features, labels), group=group, trees=trees, seed=seed)
     pairs = positives_below(forest, labels)
-    settings: dict[str, Any] = {"cost": cost, "least": least, "on_progress": on_progress}
-    if visited:
+    settings: dict[str, Any] = {"C": C, "min_weight": min_weight, "on_progress": on_progress}
+    if negatives:
         groups = [level for level in pairs if len(level[0]) and forest.label[level[0][0]] < 0]
-        settings["visited"] = visits(features, forest, train_linear(features, forest, groups, **settings), visited)
+        above = train_linear(features, forest, groups, **settings)
+        settings["negatives"] = beam_negatives(features, forest, above, negatives)
     linear = train_linear(features, forest, pairs, **settings)
-    chosen = (weights or Weights())._replace(groups=OF_GROUPS if visited else 1.0)
+    chosen = (weights or Weights())._replace(groups=OF_GROUPS if negatives else 1.0)
     model = LabelModel(forest, linear, Index.of(features), labels, Index.of(names), chosen)
     if weights.encoder if weights is not None else is_affordable(features, labels):
         model = replace(model, encoder=train_encoder(features, labels, seed=seed, on_progress=on_progress))

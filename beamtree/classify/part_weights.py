@@ -14,7 +14,7 @@ ENCODER = (0.0, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0)
 POWERS = (1.0, 2.0, 4.0)
 BUDGETS = (10_000, 40_000, 160_000)
 WORTH = 0.002  # that the encoder, and reading more of the memory, must bring, since they take time
-FEW = 50_000  # documents up to which weights are chosen with the largest budget
+MAX_LARGE_BUDGET_DOCUMENTS = 50_000  # documents up to which weights are chosen with the largest budget
 
 
 def choose_weights(
@@ -32,7 +32,7 @@ def choose_weights(
     def quality(weights: Weights) -> float:
         return mean_precision(replace(model, weights=weights), features, labels, beam_size)
 
-    budget = BUDGETS[-1 if model.labels.rows <= FEW else 0]
+    budget = BUDGETS[-1 if model.labels.rows <= MAX_LARGE_BUDGET_DOCUMENTS else 0]
     best = Weights(0.0, 0.0, budget=budget, groups=model.weights.groups)
     alone = score = quality(best)
     tried = {best: score}

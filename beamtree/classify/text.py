@@ -13,8 +13,8 @@ from beamtree.kernels import classify as kernels
 WORD = re.compile(r"\b\w\w+\b")
 PREFIX = 5  # letters of the beginning of a word, which words of one stem share
 WEIGHTS = (1.0, 0.5, 0.7)  # of words, pairs of words and beginnings
-LEAST = 2  # documents that a feature must be in
-FEW = 50  # documents of which every word is a feature
+MIN_DOCUMENTS = 2  # documents that a feature must be in
+SMALL_CORPUS = 50  # documents of which every word is a feature
 
 
 class TextFeatures:
@@ -46,10 +46,11 @@ class TextFeatures:
             total += 1
             for count, block in zip(counts, blocks(text), strict=True):
                 count.update(set(block))
+        enough = MIN_DOCUMENTS if total > SMALL_CORPUS else 1
         vocabulary: list[str] = []
         ends, frequencies = [], []
         for count in counts:
-            kept = sorted(feature for feature, number in count.items() if number >= (LEAST if total > FEW else 1))
+            kept = sorted(feature for feature, number in count.items() if number >= enough)
             vocabulary += kept
             frequencies += [count[feature] for feature in kept]
             ends.append(len(vocabulary))

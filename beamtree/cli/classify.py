@@ -50,10 +50,10 @@ def train(
     group: Annotated[
         int | None, typer.Option(min=2, help="Labels in a group. Default: 256, or all where there are few labels.")
     ] = None,
-    cost: Annotated[
-        float | None, typer.Option(help="C of the linear classifiers. Default: 0.5, or chosen by validation documents.")
+    C: Annotated[
+        float | None, typer.Option("--C", help="Of the linear classifiers. Default: 0.5, or by validation documents.")
     ] = None,
-    least: Annotated[float, typer.Option(help="Weights below are dropped; more makes a smaller model.")] = 0.1,
+    min_weight: Annotated[float, typer.Option(help="Weights below are dropped; more makes a smaller model.")] = 0.1,
     memory: Annotated[
         bool, typer.Option(help="Whether labels of the nearest documents count; without them a search is faster.")
     ] = True,
@@ -65,7 +65,7 @@ def train(
     use_threads(threads)
     check_writable(out_folder)
     classifier = Classifier(
-        beam_size=beam_size, trees=trees, group=group, cost=cost, least=least, memory=memory, seed=seed
+        beam_size=beam_size, trees=trees, group=group, C=C, min_weight=min_weight, memory=memory, seed=seed
     )
     classifier.fit(documents, names=label_names, text=text_column, label_column=labels, separator=separator)
     classifier.save(out_folder)

@@ -25,6 +25,12 @@ if TYPE_CHECKING:
     from beamtree.serve.batch.ray_cluster import Cluster
 
 Command = TypeVar("Command", bound=Callable[..., None])
+OLD_SPELLINGS = {  # until 0.3.0, with a note
+    "--cost": "--C",
+    "--least": "--min-weight",
+    "--slow": "--degrade-after-ms",
+    "--window": "--batch-window-ms",
+}
 
 
 @cache
@@ -54,6 +60,7 @@ def command(app: typer.Typer, name: str) -> Callable[[Command], Command]:
             """A command that takes numbers in the digits 0 to 9 only."""
 
             def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+                args = in_new_spelling(args, {option for each in self.params for option in each.opts})
                 given = self.make_parser(ctx).parse_args(args=list(args))[0]
                 for parameter in (each for each in self.params if each.name in numbers):
                     value = parameter.consume_value(ctx, given)[0]
@@ -65,6 +72,18 @@ def command(app: typer.Typer, name: str) -> Callable[[Command], Command]:
         return function
 
     return add
+
+
+def in_new_spelling(args: list[str], options: set[str]) -> list[str]:
+    """The arguments of a command that has these options, with a note for those that were called otherwise before."""
+    renamed = {old: new for old, new in OLD_SPELLINGS.items() if new in options and old not in options}
+    result = []
+    for word in args:
+        name, equals, value = word.partition("=")
+        if name in renamed:
+            note(f"note: {name} is called {renamed[name]} now")
+        result.append(renamed.get(name, name) + equals + value)
+    return result
 
 
 # Runs and data
@@ -154,7 +173,7 @@ EngineName = Annotated[
     str,
     typer.Option(
         "--engine",
-        help="Where the work is done. [bold]here[/bold]: in this process. [bold]ray[/bold]: by the workers of a Ray "
+        help="Where the work is done. [bold]local[/bold]: in this process. [bold]ray[/bold]: by the workers of a Ray "
         "cluster, which must see the same files.",
     ),
 ]
@@ -170,9 +189,12 @@ Workers = Annotated[int | None, typer.Option(min=1, help="With --engine ray: num
 
 def uses_ray(engine: str, *ray_options: object) -> bool:
     """Whether --engine is ray; a ValueError where options of Ray were given without it."""
-    if engine not in ("here", "ray"):
-        raise ValueError(f"--engine {engine!r} is unknown: choose from here, ray")
-    if engine == "here" and any(value is not None for value in ray_options):
+    if engine == "here":
+        note("note: --engine here is called local now")
+        engine = "local"
+    if engine not in ("local", "ray"):
+        raise ValueError(f"--engine {engine!r} is unknown: choose from local, ray")
+    if engine == "local" and any(value is not None for value in ray_options):
         raise ValueError("--address, --workers and --gpus are for a cluster: add --engine ray")
     return engine == "ray"
 

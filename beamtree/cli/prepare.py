@@ -83,7 +83,7 @@ def prepare(
         int, typer.Option(min=0, help="Draws the validation and test users: the same seed gives the same files.")
     ] = 0,
     json: Annotated[Path | None, typer.Option("--json", help="Also write the description to this file.")] = None,
-    engine: options.EngineName = "here",
+    engine: options.EngineName = "local",
     address: options.RayAddress = None,
     workers: options.Workers = None,
 ) -> None:

@@ -104,7 +104,7 @@ def retrieve_items(
     json: Annotated[
         Path | None, typer.Option("--json", help="Also write the answer to --history or --users, as JSON.")
     ] = None,
-    engine: options.EngineName = "here",
+    engine: options.EngineName = "local",
     address: options.RayAddress = None,
     workers: options.Workers = None,
     gpus: Annotated[

@@ -20,10 +20,10 @@ from beamtree.files.staging import InUseError
 from beamtree.storage.settings import refuse_classifier
 
 
-def option(name: str, help: str, variable: str = "", **limits: Any) -> Any:
-    """An option that can also be set by an environment variable: --max-m and BEAMTREE_MAX_M."""
-    suffix = variable or name.upper().replace("-", "_")
-    return typer.Option(f"--{name}", envvar=f"BEAMTREE_{suffix}", help=help, **limits)
+def option(name: str, help: str, *variables: str, **limits: Any) -> Any:
+    """An option that can also be set by an environment variable: --max-m and BEAMTREE_MAX_M, or others."""
+    suffixes = variables or (name.upper().replace("-", "_"),)
+    return typer.Option(f"--{name}", envvar=[f"BEAMTREE_{each}" for each in suffixes], help=help, **limits)
 
 
 def serve_run(
@@ -59,12 +59,28 @@ def serve_run(
     beam_size: Annotated[
         int, option("beam-size", "The beam size k of requests that do not give one.", min=1)
     ] = DEFAULT_BEAM_SIZE,
-    window: Annotated[
-        float, option("window", "Milliseconds for which requests are collected into a batch.", min=0)
+    batch_window_ms: Annotated[
+        float,
+        option(
+            "batch-window-ms",
+            "Milliseconds for which requests are collected into a batch.",
+            "BATCH_WINDOW_MS",
+            "WINDOW",
+            min=0,
+        ),
     ] = 2.0,
     batch: Annotated[int, option("batch", "Most histories in a batch.", min=1)] = 64,
     queue: Annotated[int, option("queue", "Most histories in the queue; further requests get 429.", min=1)] = 512,
-    slow: Annotated[float, option("slow", "Milliseconds in the queue after which the beam is narrowed.", min=1)] = 40.0,
+    degrade_after_ms: Annotated[
+        float,
+        option(
+            "degrade-after-ms",
+            "Milliseconds in the queue after which the beam is narrowed.",
+            "DEGRADE_AFTER_MS",
+            "SLOW",
+            min=1,
+        ),
+    ] = 40.0,
     timeout: Annotated[
         float, option("timeout", "Milliseconds for up to 10 histories, proportionally more for more; then 504.", min=1)
     ] = 1000.0,
@@ -141,7 +157,11 @@ def serve_run(
             open_it,
             first=first,
             options=EngineOptions(
-                beam_size=beam_size, window=window / 1000, max_batch=batch, max_queue=queue, slow=slow / 1000
+                beam_size=beam_size,
+                batch_window=batch_window_ms / 1000,
+                max_batch=batch,
+                max_queue=queue,
+                degrade_after=degrade_after_ms / 1000,
             ),
             timeout=timeout / 1000,
             limits=Limits(

@@ -138,7 +138,7 @@ def _train_in(
     with current_backend().guard() as first:
         if first:
             state = _check_folder(folder, run, settings.num_steps(data), resume)
-    state = current_backend().first(state)
+    state = current_backend().broadcast(state)
     if state is RunState.FINISHED:
         return
     if state is RunState.STOPPED:

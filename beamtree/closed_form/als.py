@@ -31,7 +31,7 @@ def implicit_als(
     *,
     dim: int = DIM,
     penalty: float = 0.005,
-    everywhere: float = 0.003,
+    unobserved_weight: float = 0.003,
     rounds: int = ROUNDS,
     seed: int = 0,
     start: Tensor | None = None,
@@ -43,7 +43,7 @@ def implicit_als(
         num_items: M.
         dim: numbers per item.
         penalty: λ.
-        everywhere: α₀, the weight of a pair that was not chosen.
+        unobserved_weight: α₀, the weight of a pair that was not chosen.
         rounds: over users and items.
         seed: of the first vectors.
         start: the first vectors [M, dim], such as those of nearly the same events. Default: small random ones.
@@ -55,10 +55,10 @@ def implicit_als(
     if vectors is None:
         vectors = initial_vectors(num_items, min(dim, num_items), seed, events.offsets.device)
     for _ in range(rounds):
-        items = rotate(vectors, penalty, everywhere)
-        users = rotate(_solve(items, items_of_users), penalty, everywhere)
+        items = rotate(vectors, penalty, unobserved_weight)
+        users = rotate(_solve(items, items_of_users), penalty, unobserved_weight)
         vectors = _solve(users, users_of_items)
-    return rotate(vectors, penalty, everywhere).normalized()
+    return rotate(vectors, penalty, unobserved_weight).normalized()
 
 
 def choose_strengths(quality: Callable[[tuple[float, float]], float]) -> tuple[float, float]:
@@ -87,13 +87,13 @@ def initial_vectors(count: int, dim: int, seed: int, device: torch.device) -> Te
     return vectors
 
 
-def rotate(vectors: Tensor, penalty: float, everywhere: float) -> Factors:
+def rotate(vectors: Tensor, penalty: float, unobserved_weight: float) -> Factors:
     """Vectors of users or items rotated so that their Gram matrix is diagonal, which a fold-in relies on.
 
     Products stay the same.
     """
     diagonal, axes = principal_axes(vectors.T @ vectors)
-    return Factors(vectors @ axes, everywhere * diagonal, penalty, everywhere * len(vectors))
+    return Factors(vectors @ axes, unobserved_weight * diagonal, penalty, unobserved_weight * len(vectors))
 
 
 def principal_axes(gram: Tensor) -> tuple[Tensor, Tensor]:
@@ -117,7 +117,7 @@ def _solve(other: Factors, chosen: CSR) -> Tensor:
         rows = ((counts > 0) & (counts <= dim)).nonzero().squeeze(1)
         items, diagonal = other.items.contiguous(), other.gram_diagonal
         entries = chosen.offsets, chosen.columns, chosen.values
-        sparse.fold_in_rows(rows, *entries, items, diagonal, other.penalty, other.everywhere, vectors)
+        sparse.fold_in_rows(rows, *entries, items, diagonal, other.penalty, other.unobserved_weight, vectors)
     for rows, width in chosen.batches(CELLS, above=dim if compiled else 0):
         weights = chosen.padded_values(rows, width)
         vectors[rows] = solve_batch(other, other.items, chosen.padded(rows, width)[0], weights)

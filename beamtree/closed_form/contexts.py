@@ -33,15 +33,16 @@ class ContextFactors(NamedTuple):
 
 
 def fit_contexts(
-    events: Events, num_items: int, agree: Callable[[Tensor], Tensor] = lambda directions: directions
+    events: Events, num_items: int, broadcast: Callable[[Tensor], Tensor] = lambda directions: directions
 ) -> ContextFactors:
-    """The factors of the log-ratios of a log; `agree` gives several processes the directions of the first one."""
+    """The factors of the log-ratios of a log; `broadcast` gives several processes the directions of the first one."""
     columns = frequent_values(events)
     total = sum(map(len, columns.values()))
     gram = torch.zeros(total, total, dtype=torch.float64)
     for block in log_ratios(events, num_items, columns):
         gram += block.double() @ block.double().T
-    directions = agree(torch.linalg.eigh(gram).eigenvectors[:, -DIM:].float())  # of the largest eigenvalues [V, dim]
+    largest = torch.linalg.eigh(gram).eigenvectors[:, -DIM:].float()
+    directions = broadcast(largest)  # of the largest eigenvalues [V, dim]
     items = [block.T @ directions for block in log_ratios(events, num_items, columns)]
     return ContextFactors(columns, directions, torch.cat(items))
 

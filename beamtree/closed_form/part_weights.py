@@ -121,7 +121,7 @@ def scores_at_leaves(model: TreeModel, x: Tensor, items: Tensor) -> Tensor:
     """The scores of items [B, n], 0 for PAD and for items without a leaf."""
     with torch.no_grad():
         leaves = model.tree.leaf_of_item(items)
-        scores = model.scorer.scores(model.scorer.context(model.tree, x), model.tree.height, leaves)
+        scores = model.scorer.scores(model.scorer.prepare(model.tree, x), model.tree.height, leaves)
         return scores.masked_fill(leaves == PAD, 0.0)
 
 

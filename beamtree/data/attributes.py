@@ -11,7 +11,7 @@ from beamtree.data.ids import Ids
 from beamtree.data.values import common_type, display_texts, from_texts, json_values, kept, kind_of, typed_values
 from beamtree.errors import short_message
 
-FEW = 50  # items whose values are compared one by one
+SMALL_CHANGE = 50  # items whose values are compared one by one
 Texts = dict[str, tuple[list[int], list[str | None]]]  # new titles and categories: of which items, and what they are
 
 
@@ -42,7 +42,7 @@ class Attribute(Column[pl.Series]):
 
     def differs(self, rows: np.ndarray, new: pl.Series) -> np.ndarray:
         """Which of some items have another value than a new one [n]."""
-        if len(rows) <= FEW:  # which is faster one by one
+        if len(rows) <= SMALL_CHANGE:  # which is faster one by one
             pairs = zip(map(self._value, rows.tolist()), new.to_list(), strict=True)
             return np.array([old != value for old, value in pairs], bool)
         dtype = common_type(self.dtype, new.dtype)

@@ -394,7 +394,7 @@ class Parts:
     def __init__(self, query: Query) -> None:
         self.query = query
         self.sum = None if query.model.chained else as_sum(query.model.scorer)
-        self._contexts: dict[str, Any] = {}  # by part, made on first use
+        self._prepared: dict[str, Any] = {}  # by part, made on first use
 
     def of(self, level: int, nodes: Tensor, above: Tensor) -> tuple[tuple[PartScores, ...], PartScores | None]:
         """The parts for two nodes [2] of a level, and those combined in one maximum; `above`: their parents' scores."""
@@ -407,10 +407,10 @@ class Parts:
         for name, column in zip(self.sum.names, self.sum.weights.T, strict=True):
             if bool(column.any()):
                 part = self.sum.part(name)
-                if name not in self._contexts:
+                if name not in self._prepared:
                     x = self.query.x if part.reads_context else self.sum.histories(self.query.x)
-                    self._contexts[name] = part.context(self.query.tree, x)
-                scores[name] = part.scores(self._contexts[name], level, nodes.unsqueeze(0))[0] * column[level]
+                    self._prepared[name] = part.prepare(self.query.tree, x)
+                scores[name] = part.scores(self._prepared[name], level, nodes.unsqueeze(0))[0] * column[level]
         return tuple(_part(name, values) for name, values in scores.items()), self._combined(level, nodes, scores)
 
     def _combined(self, level: int, nodes: Tensor, scores: dict[str, Tensor]) -> PartScores | None:
@@ -420,7 +420,7 @@ class Parts:
         names = [name for name in scores if any(self.sum.part(name) is part for part in with_maximum)]
         if len(names) < 2:
             return None
-        exact = self.query.context.subtree_max.at(level, nodes.unsqueeze(0))[0]
+        exact = self.query.prepared.subtree_max.at(level, nodes.unsqueeze(0))[0]
         alone = torch.stack([scores[name] for name in names]).sum(0)
         if bool(((alone - exact).abs() <= TOLERANCE * alone.abs()).all()):
             return None

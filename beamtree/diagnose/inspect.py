@@ -18,7 +18,7 @@ from beamtree.tree import PAD, distinct
 Record = dict[str, str | int | float]
 
 USERS = 1000  # by default: brute force scores every leaf for each of them
-SMALL = 0.02  # a difference below this share of the recall is small
+SMALL_LOSS = 0.02  # a difference below this share of the recall is small
 INTERVAL = 1.96  # standard errors to each side: the 95 % interval
 
 
@@ -84,7 +84,7 @@ class Inspection:
     @property
     def _is_large(self) -> bool:
         last = self.cuts[-1]
-        return abs(last.difference) > SMALL * max(last.beam.recall, last.brute_force.recall)
+        return abs(last.difference) > SMALL_LOSS * max(last.beam.recall, last.brute_force.recall)
 
     @property
     def advice(self) -> str:

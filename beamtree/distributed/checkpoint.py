@@ -80,7 +80,7 @@ class ShardedCheckpointer(Checkpointer):
         return progress
 
     def is_late(self, now: float) -> bool:
-        return ranks().first(super().is_late(now))
+        return ranks().broadcast(super().is_late(now))
 
     def write(self, folder: Path, step: int, progress: dict[str, Any]) -> None:
         if is_sharded(self.model):
@@ -150,7 +150,7 @@ def write_sharded(
                 if f"tree-{step}.safetensors" in files_in_use(folder):  # never overwrite a file of the last good model
                     suffix = "b"
                 draft = stack.enter_context(staging_folder(folder / "files"))
-        draft, suffix = group.first((draft, suffix))
+        draft, suffix = group.broadcast((draft, suffix))
         own: dict[str, Any] = {"file": f"shard-{group.rank}-{step}{suffix}.safetensors"}
         with group.fail_together(), explain_full_disk(folder):
             save_tensors(draft / own["file"], parts)

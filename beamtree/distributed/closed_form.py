@@ -93,8 +93,8 @@ class ShardedClosedForm(ClosedForm):
     def parallel(self, find: Find) -> tuple[Find, int]:
         return ranks().split_rows(find), BATCH * ranks().size
 
-    def agree(self, value: T) -> T:
-        return ranks().first(value)
+    def broadcast(self, value: T) -> T:
+        return ranks().broadcast(value)
 
 
 class ShardedCandidates(Candidates):
@@ -125,7 +125,7 @@ def sharded_als(
     num_items: int,
     *,
     penalty: float,
-    everywhere: float,
+    unobserved_weight: float,
     dim: int = als.DIM,
     rounds: int = als.ROUNDS,
     seed: int = 0,
@@ -142,19 +142,19 @@ def sharded_als(
     first = initial_vectors(num_items, dim, seed, device) if start is None else start
     vectors = InterleavedTable.of(first).part
     for _ in range(rounds):
-        items = _rotate_all(vectors, penalty, everywhere, num_items)
-        users = _rotate_all(_solve(items, items_of_users, num_items), penalty, everywhere, len(events))
+        items = _rotate_all(vectors, penalty, unobserved_weight, num_items)
+        users = _rotate_all(_solve(items, items_of_users, num_items), penalty, unobserved_weight, len(events))
         vectors = _solve(users, users_of_items, len(events))
-    return _rotate_all(vectors, penalty, everywhere, num_items).normalized()
+    return _rotate_all(vectors, penalty, unobserved_weight, num_items).normalized()
 
 
-def _rotate_all(part: Tensor, penalty: float, everywhere: float, count: int) -> Factors:
+def _rotate_all(part: Tensor, penalty: float, unobserved_weight: float, count: int) -> Factors:
     """`rotate` for an interleaved table: along the axes that the first rank finds."""
     gram = ranks().sum_(part.T @ part)
     diagonal, axes = principal_axes(gram)
     ranks().broadcast_(diagonal)
     ranks().broadcast_(axes)
-    return Factors(part @ axes, everywhere * diagonal, penalty, everywhere * count)
+    return Factors(part @ axes, unobserved_weight * diagonal, penalty, unobserved_weight * count)
 
 
 def _solve(other: Factors, chosen: CSR, count: int) -> Tensor:

@@ -60,7 +60,7 @@ class Ranks:
         """The small values of all ranks, on all of them."""
         return [value]
 
-    def first(self, value: T) -> T:
+    def broadcast(self, value: T) -> T:
         """The value of the first rank."""
         return self.gather(value)[0]
 

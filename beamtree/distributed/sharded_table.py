@@ -58,7 +58,7 @@ class ShardedTable(NodeTable):
         (rows,) = vectors.index([(tree.height, tree.leaf_of_item(torch.arange(tree.num_items, device=tree.device)))])
         return vectors.at(rows)
 
-    def deeper(self, old: Tree, *, share: bool) -> NodeTable:
+    def with_extra_level(self, old: Tree, *, share: bool) -> NodeTable:
         raise ValueError("the rows of this model are sharded over ranks: save it, and open it in one process")
 
     def whole(self) -> Tensor | None:

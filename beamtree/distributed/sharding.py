@@ -144,4 +144,4 @@ def whole_model(model: TreeModel) -> TreeModel | None:
     by_name = {kind.__name__: kind for kind in (*SCORERS, type(model.scorer))}
     scorer = by_name[model.scorer.kind].from_settings(model.scorer.settings(), by_name)
     scorer.load_state_dict(state, assign=True)
-    return model.with_scorer(scorer, model.tree.moved(Tensor.cpu)).eval()
+    return model.with_scorer(scorer, model.tree.to("cpu")).eval()

@@ -118,8 +118,8 @@ class RanksBackend(Backend):
     def check_equal(self, **settings: object) -> None:
         ranks().check_equal(code=code(), torch=torch.__version__, **settings)
 
-    def first(self, value: T) -> T:
-        return ranks().first(value)
+    def broadcast(self, value: T) -> T:
+        return ranks().broadcast(value)
 
     def share(self, total: int) -> BatchPart:
         return ranks().share(total)
@@ -161,7 +161,7 @@ class RanksBackend(Backend):
             ranks().broadcast_(scorer.calibration)
 
     def recall(self, validation: Validation, model: TreeModel) -> float:
-        return ranks().first(validation.recall(model, self.evaluate))
+        return ranks().broadcast(validation.recall(model, self.evaluate))
 
     def evaluate(
         self, model: TreeModel, data: Data, *, beam_size: int, m: tuple[int, ...], **options: Any

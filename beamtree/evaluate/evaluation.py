@@ -246,7 +246,7 @@ class Batch(NamedTuple):
         return Batch(self.items[users], y[users], self.weights[users], self.history[users])
 
 
-class Measured:
+class MetricValues:
     """What the metrics keep of the users measured so far."""
 
     def __init__(self, metrics: Mapping[str, Metric | ListMetric], cuts: Sequence[int], facts: ItemFacts) -> None:
@@ -324,8 +324,8 @@ def measure(
     of_targets = {name: metric for name, metric in named.items() if whole_lists or not isinstance(metric, ListMetric)}
     if not of_targets:
         raise ValueError(f"by={by!r} divides what is to be found: add a metric such as recall")
-    measured = [Measured(named, cuts, facts)]
-    measured += [Measured(of_targets, cuts, facts) for _ in (segments.names if segments is not None else ())]
+    measured = [MetricValues(named, cuts, facts)]
+    measured += [MetricValues(of_targets, cuts, facts) for _ in (segments.names if segments is not None else ())]
     for start in range(0, len(data), batch_size):
         rows = torch.arange(start, min(start + batch_size, len(data)))
         x, y = (part.cpu() for part in data.batch(rows))

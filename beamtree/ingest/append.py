@@ -37,7 +37,7 @@ class NothingNewError(ValueError):
         self.rows, self.repeated = rows, repeated
 
 
-class Appended(NamedTuple):
+class AppendResult(NamedTuple):
     """What was appended to prepared data."""
 
     is_new: Array  # which events of the new folder were not in the old one [E]
@@ -56,7 +56,7 @@ def append_log(
     columns: LogColumns = USUAL_COLUMNS,
     *,
     names: Sequence[str] | None = None,
-) -> Appended:
+) -> AppendResult:
     """Write a folder of prepared data with the events of `data` and those of a new log; a NothingNewError if not one.
 
     Args:
@@ -107,7 +107,7 @@ def append_log(
 
     write_folder(out, fill)
     added = int(is_new.sum())
-    return Appended(
+    return AppendResult(
         is_new=np.concatenate(list(by_section(is_new.__getitem__, lengths, sections.take))),
         events=added,
         users=int((before < 0).sum()),

@@ -6,10 +6,10 @@ What each function computes is defined in `beamtree.classify`; the tests hold th
 import numpy as np
 
 from beamtree.kernels.classify import EXAMPLE_POWER
-from beamtree.kernels.compiled_shared import REORDERED, best, compiled, half, prefetch, select, sort
+from beamtree.kernels.compiled_shared import FASTMATH, best, compiled, half, prefetch, select, sort
 
 BINS = 256  # of similarities
-SMALL = np.float32(-7.9)  # logs of probabilities below are left out: a label without a feature of its own has about -8
+MIN_LOG_PROB = np.float32(-7.9)  # below, labels are left out: one without a feature of its own has about -8
 NEGLIGIBLE = np.float32(1e-3)  # probabilities of the encoder that are left out
 
 
@@ -23,7 +23,7 @@ def _add_product(row, product, similarity, touched, number):
     return number + is_new  # no branch, which could not be foreseen
 
 
-@compiled(fastmath=REORDERED)
+@compiled(fastmath=FASTMATH)
 def _similar(columns, values, offsets, rows, row_values, budget, similarity, touched):
     """Products of a document with the rows of an inverted index: into `similarity`; returns how many were touched.
 
@@ -82,7 +82,7 @@ def _nearest(touched, similarity, found, most, products):
     return kept
 
 
-@compiled(fastmath=REORDERED)
+@compiled(fastmath=FASTMATH)
 def nearest_rows(first, last, offsets, columns, values, index, similarity, touched, products, nearest, cosines):
     """The rows of an inverted index with the highest products for each of the rows first … last, best first."""
     starts, others, other_values = index
@@ -100,7 +100,7 @@ def nearest_rows(first, last, offsets, columns, values, index, similarity, touch
         nearest[row, :count], cosines[row, :count] = touched[:count], products[:count]
 
 
-@compiled(fastmath=REORDERED)
+@compiled(fastmath=FASTMATH)
 def _add_memory(columns, values, memory, votes, labels, number, scratch, weight, power, most, budget):
     """Add the shares of the labels of the nearest documents to `votes`; returns how many labels are listed."""
     offsets, rows, row_values, label_offsets, label_numbers = memory
@@ -124,7 +124,7 @@ def _add_memory(columns, values, memory, votes, labels, number, scratch, weight,
     return number
 
 
-@compiled(fastmath=REORDERED)
+@compiled(fastmath=FASTMATH)
 def _add_names(columns, values, names, votes, labels, number, scratch, weight, budget):
     """Add the squared cosines of the names of labels to `votes`; returns how many labels are listed."""
     offsets, rows, row_values = names
@@ -139,7 +139,7 @@ def _add_names(columns, values, names, votes, labels, number, scratch, weight, b
     return number
 
 
-@compiled(fastmath=REORDERED)
+@compiled(fastmath=FASTMATH)
 def _add_encoder(columns, values, encoder, votes, labels, number, weight):
     """Add the softmax of ⟨u(x), v⟩ + b over labels to `votes`; returns how many labels are listed."""
     vectors, label_vectors, biases = encoder
@@ -187,7 +187,7 @@ def _add_examples(columns, values, examples, votes, labels, number, scratch, wei
     return number
 
 
-@compiled(fastmath=REORDERED)
+@compiled(fastmath=FASTMATH)
 def _children(node, columns, values, forest, linear, sums):
     """⟨w, x⟩ + b of the children of a node, by the features that both have."""
     starts, nodes, entry_starts, children, weights, biases = linear
@@ -298,7 +298,7 @@ def search(
     roots, label_of_node, allowed = forest[0], forest[5], filters[0]
     totals, labels, of_rows, lifted, raised, room = scratch
     nodes, paths, _, _, candidate_scores, _, order, highest = room
-    count, enough = 0, np.exp(SMALL)
+    count, enough = 0, np.exp(MIN_LOG_PROB)
     for document in range(first, last):
         own = slice(offsets[document], offsets[document + 1])
         x, v = columns[own], values[own]
@@ -314,7 +314,7 @@ def search(
         if len(examples[4]) > 0:
             number = _add_examples(x, v, examples, totals, labels, number, of_rows, examples_weight)
         votes, num_votes = totals[labels[:number]], number
-        for least in (SMALL, -np.float32(np.inf)):
+        for least in (MIN_LOG_PROB, -np.float32(np.inf)):
             for tree in range(len(roots)):
                 num_raised = _lift(tree, labels[:num_votes], votes, forest, allowed, lifted, raised)
                 found_leaves = _beam(
@@ -331,7 +331,7 @@ def search(
                 nodes[count], candidate_scores[count] = label, totals[label]
                 count += allowed[label]
             count = best(candidate_scores, count, most, order, highest)
-            if least < SMALL or (count == most and highest[most - 1] >= enough):
+            if least < MIN_LOG_PROB or (count == most and highest[most - 1] >= enough):
                 break
             totals[labels[num_votes:number]] = 0  # what was left out may be among the best: once more, with all
             totals[labels[:num_votes]] = votes

@@ -5,7 +5,7 @@ What each function computes is defined in `beamtree.classify`; the tests hold th
 
 import numpy as np
 
-from beamtree.kernels.compiled_shared import REORDERED, compiled
+from beamtree.kernels.compiled_shared import FASTMATH, compiled
 
 WHOLE = 3  # rounds of the solver in which no document is set aside
 LOW = np.uint64((1 << 32) - 1)  # bits
@@ -61,7 +61,7 @@ def weigh(first, last, starts, tokens, idf, ends, block_weights, counts, columns
 # Label trees
 
 
-@compiled(fastmath=REORDERED)
+@compiled(fastmath=FASTMATH)
 def nearest_means(first, last, offsets, columns, values, means, nearest):
     """The mean with the largest product for each of the rows first … last."""
     products = np.empty(means.shape[1], np.float32)
@@ -77,8 +77,8 @@ def nearest_means(first, last, offsets, columns, values, means, nearest):
 # Linear parts
 
 
-@compiled(fastmath=REORDERED)
-def _coordinate_descent(offsets, columns, values, squares, target, width, cost, tolerance, rounds, seed):
+@compiled(fastmath=FASTMATH)
+def _coordinate_descent(offsets, columns, values, squares, target, width, C, tolerance, rounds, seed):
     """The weights of an L2-regularized linear classifier with squared hinge loss, by dual coordinate descent.
 
     z = ⟨w, x⟩ - 1: the bias is drawn towards -1, not 0. Most documents are negative, and right before the first step.
@@ -92,14 +92,14 @@ def _coordinate_descent(offsets, columns, values, squares, target, width, cost, 
         squares: ‖x‖² of each document.
         target: 1 or -1.
         width: number of features.
-        cost: C.
+        C: of the loss.
         tolerance: of the projected gradients.
         rounds: passes over the documents, at most.
         seed: of their order.
     """
     weights, dual = np.zeros(width, np.float32), np.zeros(len(target), np.float32)
     order, active = np.arange(len(target)), len(target)
-    diagonal, aside = np.float32(0.5 / cost), -np.float32(tolerance / 2)
+    diagonal, aside = np.float32(0.5 / C), -np.float32(tolerance / 2)
     state, whole = np.uint64(seed * 2654435761 + 88172645463325252), True
     for number in range(rounds):
         highest, lowest = np.float32(0), np.float32(0)
@@ -140,10 +140,10 @@ def _coordinate_descent(offsets, columns, values, squares, target, width, cost, 
 
 
 @compiled()
-def _keep(found, names, child, least, children, features, weights, kept):
+def _keep(found, names, child, min_weight, children, features, weights, kept):
     """List the weights of a child that are not small; returns how many are listed then."""
     for feature in range(1, len(found)):
-        if abs(found[feature]) >= least:
+        if abs(found[feature]) >= min_weight:
             children[kept], features[kept], weights[kept] = child, names[feature], found[feature]
             kept += 1
     return kept
@@ -151,7 +151,7 @@ def _keep(found, names, child, least, children, features, weights, kept):
 
 @compiled()
 def train_children(
-    offsets, columns, values, width, rows, starts, positives, first, last, cost, tolerance, rounds, least
+    offsets, columns, values, width, rows, starts, positives, first, last, C, tolerance, rounds, min_weight
 ):
     """Linear classifiers of the children first … last of a node: the entries (child, feature, weight), and biases.
 
@@ -165,10 +165,10 @@ def train_children(
         positives: of each child, as indices of `rows`.
         first: child.
         last: one after the last.
-        cost: C.
+        C: of the loss.
         tolerance: of the solver.
         rounds: of the solver.
-        least: weights below are left out.
+        min_weight: weights below are left out.
     """
     local, names = np.full(width, -1, np.int32), np.empty(width + 1, np.int32)
     size = 0
@@ -195,7 +195,7 @@ def train_children(
     for child in range(first, last):
         target[positives[starts[child] : starts[child + 1]]] = 1
         found = _coordinate_descent(
-            own_offsets, own_columns, own_values, squares, target, known, cost, tolerance, rounds, child + 1
+            own_offsets, own_columns, own_values, squares, target, known, C, tolerance, rounds, child + 1
         )
         target[positives[starts[child] : starts[child + 1]]] = -1
         biases[child - first] = found[0] - 1
@@ -203,5 +203,5 @@ def train_children(
             children = np.append(children, np.empty_like(children))
             features = np.append(features, np.empty_like(features))
             weights = np.append(weights, np.empty_like(weights))
-        kept = _keep(found, names, child, least, children, features, weights, kept)
+        kept = _keep(found, names, child, min_weight, children, features, weights, kept)
     return children[:kept], features[:kept], weights[:kept], biases

@@ -11,17 +11,17 @@ from numba import types
 from numba.core import cgutils, codegen
 from numba.extending import intrinsic
 
-from beamtree.kernels.compiled_shared import REORDERED, compiled, half, prefetch, select, sort
+from beamtree.kernels.compiled_shared import FASTMATH, compiled, half, prefetch, select, sort
 from beamtree.mask import PAD
 
 ZERO: Any = np.int64(0)  # functions that are given a literal 0 are compiled once more
 ROWS = 6  # of a tile of a layer: with LANES sums each they take 12 registers
 LANES = 32 if "+avx512f" in codegen.get_host_cpu_features() else 16
-AHEAD = 4  # nodes whose rows are read from memory before they are needed
+PREFETCH_DISTANCE = 4  # nodes whose rows are read from memory before they are needed
 BLOCK = 8 * ROWS  # nodes that go through the layers together, so that weights are read from the nearest cache
 
 
-@compiled(fastmath=REORDERED)
+@compiled(fastmath=FASTMATH)
 def _dot(row, vector):
     total = np.float32(0)
     for i in range(len(vector)):
@@ -29,7 +29,7 @@ def _dot(row, vector):
     return total
 
 
-@compiled(fastmath=REORDERED)
+@compiled(fastmath=FASTMATH)
 def solve_dual(count, vectors, shrunk, right, system, solution):
     """Solve (1 + Y A⁻¹ Yᵀ) s = right by Cholesky, for the first `count` rows of Y and of Y A⁻¹."""
     for s in range(count):
@@ -67,8 +67,8 @@ def solve_dual(count, vectors, shrunk, right, system, solution):
         solution[s] = total / system[s, s]
 
 
-@compiled(fastmath=REORDERED)
-def fold_in(x, leaf_of_item, rows, recency, gram_diagonal, penalty, everywhere, users):
+@compiled(fastmath=FASTMATH)
+def fold_in(x, leaf_of_item, rows, recency, gram_diagonal, penalty, unobserved_weight, users):
     """u(x) of `scorers.factors.fold_in` for histories x [B, T], newest first, into users [B, dim]."""
     dim, longest = rows.shape[1], x.shape[1]
     vectors, shrunk = np.empty((longest, dim), np.float32), np.empty((longest, dim), np.float32)
@@ -91,7 +91,7 @@ def fold_in(x, leaf_of_item, rows, recency, gram_diagonal, penalty, everywhere, 
                     vectors[count, i] = half(row[i]) * root[count]
                 count += 1
         for i in range(dim):
-            diagonal[i] = np.float32(1) / (gram_diagonal[i] + penalty * (total + everywhere))
+            diagonal[i] = np.float32(1) / (gram_diagonal[i] + penalty * (total + unobserved_weight))
         for s in range(count):
             for i in range(dim):
                 shrunk[s, i] = vectors[s, i] * diagonal[i]
@@ -158,7 +158,7 @@ def _layer(inputs, weights, biases, slopes, outputs, count):
             _tile(inputs, weights, biases, slopes, outputs, row, group)
 
 
-@compiled(fastmath=REORDERED)
+@compiled(fastmath=FASTMATH)
 def _read_history(x, leaf_of_item, arity, lift, windows, vectors, means):
     """Means of the windows of one history [levels, windows · dim], lifted to each of the last levels."""
     dim = vectors.shape[1]
@@ -276,8 +276,8 @@ def _rank(numbers, number):
 def _add_products(rows, user, share, nodes, count, values):
     """Add the products of a user's vector and those of nodes to their values."""
     for i in range(count):
-        if i + AHEAD < count:
-            prefetch(rows, nodes[i + AHEAD], nodes[i + AHEAD] + 1)
+        if i + PREFETCH_DISTANCE < count:
+            prefetch(rows, nodes[i + PREFETCH_DISTANCE], nodes[i + PREFETCH_DISTANCE] + 1)
         values[i] += share * _dot(rows[nodes[i]], user)
 
 

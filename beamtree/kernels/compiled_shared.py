@@ -10,10 +10,10 @@ from numba import njit, types
 from numba.core import cgutils, codegen
 from numba.extending import intrinsic
 
-REORDERED = {"reassoc", "contract", "nsz"}  # sums may be taken in another order, so that they are vectorized
+FASTMATH = {"reassoc", "contract", "nsz"}  # sums may be taken in another order, so that they are vectorized
 CONVERTS_HALVES = "+f16c" in codegen.get_host_cpu_features() or machine() in ("aarch64", "arm64")
 CACHE_LINE = 64  # bytes
-FEW = 32  # scores of which the best are kept in order while they are looked at
+SMALL_TOP_K = 32  # scores of which the best are kept in order while they are looked at
 
 
 def _can_cache():
@@ -120,7 +120,7 @@ def best(scores, count, most, indices, highest):
 
     Their indices and scores go into `indices` and `highest`, which have room for `count`.
     """
-    if most > FEW:
+    if most > SMALL_TOP_K:
         most = min(most, count)
         for index in range(count):
             indices[index], highest[index] = index, scores[index]

@@ -3,7 +3,7 @@
 import numpy as np
 
 from beamtree.kernels.compiled_search import solve_dual
-from beamtree.kernels.compiled_shared import REORDERED, compiled, select, sort
+from beamtree.kernels.compiled_shared import FASTMATH, compiled, select, sort
 from beamtree.mask import PAD
 
 
@@ -133,7 +133,7 @@ def product(
             sums[columns[entry]] = np.nan
 
 
-@compiled(fastmath=REORDERED)
+@compiled(fastmath=FASTMATH)
 def multiply(first, last, offsets, columns, values, dense, result):
     """The rows first … last of a sparse matrix times a dense one."""
     for row in range(first, last):
@@ -235,8 +235,8 @@ def recalls(first, last, scores, weights, gain, real, cuts, result):
         result[user, cut:] = sum_so_far
 
 
-@compiled(fastmath=REORDERED)
-def fold_in_rows(rows, offsets, columns, weights, vectors, gram_diagonal, penalty, everywhere, result):
+@compiled(fastmath=FASTMATH)
+def fold_in_rows(rows, offsets, columns, weights, vectors, gram_diagonal, penalty, unobserved_weight, result):
     """`scorers.factors.fold_in` of the vectors [n, dim] of the entries of some rows; empty weights are all 1.
 
     Rows are not longer than a vector.
@@ -254,7 +254,7 @@ def fold_in_rows(rows, offsets, columns, weights, vectors, gram_diagonal, penalt
                 right[s] = np.sqrt(weights[offsets[row] + s])
                 total += weights[offsets[row] + s]
         for i in range(dim):
-            diagonal[i] = np.float32(1) / (gram_diagonal[i] + penalty * (total + everywhere))
+            diagonal[i] = np.float32(1) / (gram_diagonal[i] + penalty * (total + unobserved_weight))
         for s in range(count):
             vector, root = vectors[columns[offsets[row] + s]], right[s]
             for i in range(dim):
@@ -367,7 +367,7 @@ def compress(matrix, offsets, columns, values):
     return count
 
 
-@compiled(fastmath=REORDERED)
+@compiled(fastmath=FASTMATH)
 def conjugate_gradients(offsets, columns, values, diagonal, right, rounds, tolerance, solution):
     """Solve a positive definite system for all columns of a right side [S, b]; returns whether it converged.
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from beamtree.kernels.compiled_shared import REORDERED, compiled
+from beamtree.kernels.compiled_shared import FASTMATH, compiled
 
 
 @compiled()
@@ -15,7 +15,7 @@ def divide(first, last, starts, along, arity, part):
             part[start + order[rank]] = rank * arity // size
 
 
-@compiled(fastmath=REORDERED)
+@compiled(fastmath=FASTMATH)
 def _project(vectors, line, middle, along):
     """⟨v, line⟩ - middle of each vector."""
     for row in range(len(vectors)):
@@ -25,7 +25,7 @@ def _project(vectors, line, middle, along):
         along[row] = total - middle
 
 
-@compiled(fastmath=REORDERED)
+@compiled(fastmath=FASTMATH)
 def _add(vector, weight, total):
     for i in range(len(vector)):
         total[i] += weight * vector[i]

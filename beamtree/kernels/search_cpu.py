@@ -279,13 +279,19 @@ def _pack(weight: Tensor, bias: Tensor | None, slopes: Tensor | None) -> tuple[A
 
 
 def fold_in(
-    tree: Tree, rows: Tensor, x: Tensor, recency: Tensor, gram_diagonal: Tensor, penalty: float, everywhere: float
+    tree: Tree,
+    rows: Tensor,
+    x: Tensor,
+    recency: Tensor,
+    gram_diagonal: Tensor,
+    penalty: float,
+    unobserved_weight: float,
 ) -> Tensor:
     """u(x) [B, dim] of histories x [B, T]: see `scorers.factors.fold_in`. The rows are those of all nodes, float16."""
     users = np.empty((len(x), rows.shape[1]), np.float32)
     compiling.load("compiled_search").fold_in(
         x.contiguous().numpy(), tree._leaf_of_item.numpy(), _bits(rows), recency.numpy(), gram_diagonal.numpy(),
-        np.float32(penalty), np.float32(everywhere), users,
+        np.float32(penalty), np.float32(unobserved_weight), users,
     )  # fmt: skip
     return torch.from_numpy(users)
 

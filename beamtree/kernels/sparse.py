@@ -11,7 +11,8 @@ from beamtree.kernels import compiling
 from beamtree.kernels.threads import parallel_map, spans
 
 ROWS_AT_ONCE = 512  # that a thread solves for
-READ = 0.2  # entries that conjugate gradients read in all rounds, as a share of the cells: they take half of Cholesky
+# Entries that conjugate gradients read in all rounds, as a share of the cells: they take half of Cholesky
+MAX_SHARE_READ = 0.2
 ROUNDS = 4  # of conjugate gradients, at least
 TOLERANCE = 1e-6  # as exact as Cholesky with float32
 
@@ -151,7 +152,7 @@ def _packed(counts: Any, columns: Any, values: Any) -> Rows:
 
 def fold_in_rows(
     rows: Tensor, offsets: Tensor, columns: Tensor, weights: Tensor | None, vectors: Tensor, gram_diagonal: Tensor,
-    penalty: float, everywhere: float, result: Tensor,
+    penalty: float, unobserved_weight: float, result: Tensor,
 ) -> None:  # fmt: skip
     """`scorers.factors.fold_in` of all entries of some rows, none longer than a vector, into result.
 
@@ -163,7 +164,7 @@ def fold_in_rows(
     def solve(each: Tensor) -> None:
         compiled_sparse.fold_in_rows(
             each.numpy(), offsets.numpy(), columns.numpy(), values, vectors.numpy(), gram_diagonal.numpy(),
-            np.float32(penalty), np.float32(everywhere), result.numpy(),
+            np.float32(penalty), np.float32(unobserved_weight), result.numpy(),
         )  # fmt: skip
 
     parallel_map(solve, rows.split(ROWS_AT_ONCE))
@@ -203,13 +204,13 @@ def solve_sparse(system: Tensor, right: Tensor) -> Tensor | None:
 
     It is found by conjugate gradients. None where the system has too many entries for that, or they do not converge.
     """
-    most = int(READ * system.numel() / ROUNDS)
+    most = int(MAX_SHARE_READ * system.numel() / ROUNDS)
     offsets, columns = np.empty(len(system) + 1, np.int64), np.empty(most, np.int32)
     values = np.empty(most, np.float32)
     count = compiling.load("compiled_sparse").compress(system.numpy(), offsets, columns, values)
     if not 0 < count <= most:
         return None
-    diagonal, rounds = system.diagonal().contiguous().numpy(), int(READ * system.numel() / count)
+    diagonal, rounds = system.diagonal().contiguous().numpy(), int(MAX_SHARE_READ * system.numel() / count)
     solution = np.zeros(right.shape, np.float32)
     converged = compiling.load("compiled_sparse").conjugate_gradients(
         offsets, columns, values, diagonal, right.contiguous().numpy(), rounds, TOLERANCE, solution

@@ -1,8 +1,8 @@
 """Placement of new items by what they are: the columns of the table of items, such as title, category and price.
 
 A new item is like the items with the most similar features, and its partners and factors are weighted means of theirs.
-Means are flatter than what they are means of, so they are scaled: the item is shown about as often as an item of the
-popularity that a ridge regression expects from its features.
+Averaging shrinks the scores, so they are rescaled: the item is shown about as often as an item of the popularity that a
+ridge regression expects from its features.
 """
 
 from typing import Any
@@ -22,12 +22,13 @@ from beamtree.parts.content import KnownItems
 
 CANDIDATES = 100  # items with the most similar features, of which the similar ones are chosen
 NEAREST = 10  # similar items of a new one
-TASTE = 3.0  # how much more than the features the factors say about which items are similar
-TASTE_DIM = 48  # directions of the factors that are predicted, at most
+FACTOR_SIMILARITY_WEIGHT = 3.0  # how much more than the features the factors say about which items are similar
+FACTOR_SIMILARITY_DIM = 48  # directions of the factors that are predicted, at most
 POWER = 6  # similar items count by their similarity to this power
 CONFIDENT = 100  # events from which on all items count the same in the regression of factors
 MAX_SOURCES = 40  # incoming partners of a new item: with more, its scores differ less between users
-SHOWN_MORE = 1.3, 2.0  # a new item is shown at most this many times as often as others of its popularity; first, too
+# A new item is shown at most this many times as often as others of its popularity; first, too
+EXPOSURE_RATIOS = 1.3, 2.0
 PREFERENCE = 1.5  # power of the expected popularity: places pay more where it is high
 PENALTY = 3.0  # λ of the regressions on features
 MOST_POPULAR = 10.0  # an item is expected to be at most this much more popular than the average
@@ -56,13 +57,13 @@ class Content:
         expected = (PREFERENCE * self._known.matrix.predict(self._popularity)).exp()
         self._usual = float(expected[self._has_events].mean()) if len(logs) else 1.0
         scorer = model.scorer
-        self._taste: tuple[Tensor, Tensor] | None = None  # of the items, and what features say about it
+        self._factors: tuple[Tensor, Tensor] | None = None  # of the items, and what features say about them
         if scorer.weight_of("factors") and len(logs):
             factors, confidence = model.vectors_of(self._items), counted * events.clamp(1, CONFIDENT).float()
             confidence /= confidence.mean()
-            factors = factors[:, factors.var(0).topk(min(TASTE_DIM, factors.shape[1])).indices]
+            factors = factors[:, factors.var(0).topk(min(FACTOR_SIMILARITY_DIM, factors.shape[1])).indices]
             factors -= (factors * confidence.unsqueeze(1)).mean(0)
-            self._taste = normalize(factors), self._known.matrix.regression(factors, confidence, PENALTY)
+            self._factors = normalize(factors), self._known.matrix.regression(factors, confidence, PENALTY)
 
     def _similar(self, new: FeatureMatrix) -> tuple[Tensor, Tensor]:
         """The items with events that new ones are like, and shares, whose sum is 1, or 0 without any [n, NEAREST] each.
@@ -71,11 +72,11 @@ class Content:
         """
         nearest, similarity = self._known.matrix.nearest(new, CANDIDATES)
         similarity *= self._has_events[nearest]
-        if self._taste is not None:
-            known, weights = self._taste
+        if self._factors is not None:
+            known, weights = self._factors
             batches = zip(nearest.split(AT_ONCE), normalize(new.predict(weights)).split(AT_ONCE), strict=True)
-            taste = [torch.einsum("nd,nkd->nk", predicted, known[items]) for items, predicted in batches]
-            similarity = (similarity + TASTE * torch.cat(taste).clamp(min=0)) * (similarity > 0)
+            alike = [torch.einsum("nd,nkd->nk", predicted, known[items]) for items, predicted in batches]
+            similarity = (similarity + FACTOR_SIMILARITY_WEIGHT * torch.cat(alike).clamp(min=0)) * (similarity > 0)
         best = similarity.topk(min(NEAREST, similarity.shape[1]))
         shares = best.values**POWER
         shares /= shares.sum(1, keepdim=True).clamp(min=1e-30)
@@ -146,7 +147,7 @@ def needed_scale(
     thresholds = (background.shown, background.threshold), (background.first, background.first_threshold)
     limits = [
         (more * shown * len(x), threshold.where(threshold > 0, torch.inf).unsqueeze(1))  # without: nothing is known
-        for more, (shown, threshold) in zip(SHOWN_MORE, thresholds, strict=True)
+        for more, (shown, threshold) in zip(EXPOSURE_RATIOS, thresholds, strict=True)
     ]
     scales = []
     for rows in torch.arange(len(rates)).split(AT_ONCE):

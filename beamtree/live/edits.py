@@ -39,10 +39,10 @@ def with_items(
     numbers = ids.find_known(names)
     tree, scorer = model.tree, model.scorer
     while int((tree.items() == PAD).sum()) < len(names) + len(reserved):
-        deeper = tree.deeper()
+        deeper = tree.with_extra_level()
         if not isinstance(scorer, TableScorer):
             raise ValueError(f"the tree is full, and {type(scorer).__name__} cannot be extended by a level")
-        tree, scorer = deeper, scorer.deeper(tree, deeper)
+        tree, scorer = deeper, scorer.with_extra_level(tree, deeper)
     if tree is not model.tree:  # its tables are new, and no search reads them yet
         reserved = ()
     like = _similar_items(tree, list(new.values()))
@@ -67,7 +67,7 @@ def with_items(
 
 def with_hidden(model: TreeModel, numbers: Sequence[int]) -> TreeModel:
     """The model in which exactly these items are hidden: they keep their slots and rows, but no search returns them."""
-    tree = model.tree.hiding(torch.tensor(list(numbers), dtype=torch.int64))
+    tree = model.tree.with_hidden(torch.tensor(list(numbers), dtype=torch.int64))
     return _copy_with(model, tree, model.scorer, model.ids)
 
 

@@ -122,7 +122,7 @@ def average(parts: Sequence[Placement]) -> Placement:
 
 BACKGROUND_USERS = 2000
 SHOWN = 100  # items shown to a user, where it is counted how often an item is shown
-SHOWN_MORE = 1.3  # a new item is shown this many times as often as others of its popularity
+EXPOSURE_RATIO = 1.3  # a new item is shown this many times as often as others of its popularity
 RIDGE = 0.1, 1.0  # λ of events and of factors, both scaled to unit standard deviation and divided by their number
 BEAM, BATCH = 200, 200
 MIN_STD = 0.05  # added to the standard deviation of events
@@ -155,7 +155,7 @@ def _user_factors(model: TreeModel, x: Tensor) -> Tensor:
     part = model.scorer.scorers().get("factors")
     if not isinstance(part, FactorScorer) or not model.scorer.weight_of("factors"):
         return torch.empty(len(x), 0)
-    return part.context(model.tree, x).user.cpu()
+    return part.prepare(model.tree, x).user.cpu()
 
 
 class PopularityPrior:
@@ -223,7 +223,7 @@ def learn_placement(model: TreeModel, histories: Sequence[Sequence[int]], backgr
     weights = _ridge_regression(inputs, len(x), len(items))
     scores = inputs[len(x) :] @ weights
     needed = (background.threshold / scores.clamp(min=1e-6)).sort().values  # the scale at which each user is shown it
-    share = SHOWN_MORE * background.prior.relative_popularity(x) * background.shown / model.tree.num_placed
+    share = EXPOSURE_RATIO * background.prior.relative_popularity(x) * background.shown / model.tree.num_placed
     weights = weights / scale * needed[min(int(share * len(needed)), len(needed) - 1)].clamp(min=0)
     of_events, of_factors = weights[: len(items)], weights[len(items) :]
     nearest, strongest = (of_events.topk(min(limit, len(items))).indices for limit in (NEAREST, MAX_SOURCES))

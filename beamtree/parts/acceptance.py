@@ -86,7 +86,7 @@ class Acceptance:
         """The sum with these scorers, with the weights of the highest recall."""
         candidates = self._candidates({**self._active, **tried})
         start = self._start | dict.fromkeys(tried, 0.0)
-        weights = self._processes.first(choose_weights(candidates, start, loss=LOSS))
+        weights = self._processes.broadcast(choose_weights(candidates, start, loss=LOSS))
         return self._trial(candidates, start, weights, tried)
 
     def measure_beside(self, name: str, scorer: Scorer) -> Trial:
@@ -111,7 +111,7 @@ class Acceptance:
         gain = Gain.of(candidates.user_recalls(start), candidates.user_recalls(weights))
         alone = float(candidates.user_recalls({name: float(name in tried) for name in candidates.names}).mean())
         accepted = any(weights[name] for name in tried) and gain.is_certain(self._errors, self._least)
-        return self._processes.first(Trial(weights, gain, alone, candidates.calibration(weights).cpu(), accepted))
+        return self._processes.broadcast(Trial(weights, gain, alone, candidates.calibration(weights).cpu(), accepted))
 
     def result(self, name: str, part: Scorer | None, trial: Trial | None) -> SumScorer:
         """The sum with a part where its trial was accepted, and a record of what it brought."""

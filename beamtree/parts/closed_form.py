@@ -78,7 +78,9 @@ class ClosedForm(Fitting):
                 parts[part.name] = combined
         scorer = self.sum_of(parts)
         if self.validates and "same" not in self.hyperparameters:
-            self.hyperparameters["same"] = scorer.hyperparameters["same"] = self.agree(self.share_of_same_items(scorer))
+            self.hyperparameters["same"] = scorer.hyperparameters["same"] = self.broadcast(
+                self.share_of_same_items(scorer)
+            )
         self.stages.end()
         return scorer
 
@@ -121,10 +123,10 @@ class ClosedForm(Fitting):
             log.debug("no validation users: penalties, recency and weights are defaults")
             total = {name: DEFAULTS.get(name, 0.0) * unit for name, unit in units.items()}
         calibration = measured.calibration(total).tolist()
-        scales = self.agree({name: units.get(name, 1.0) for name in candidates if name != "repeats"})
-        weights = self.agree({name: total.get(name, 0.0) / scales.get(name, 1.0) for name in candidates})
+        scales = self.broadcast({name: units.get(name, 1.0) for name in candidates if name != "repeats"})
+        weights = self.broadcast({name: total.get(name, 0.0) / scales.get(name, 1.0) for name in candidates})
         log.debug("weights: %s", ", ".join(f"{name} {weight:.3g}" for name, weight in weights.items()))
-        self.hyperparameters |= {"scales": scales, "weights": weights, "calibration": self.agree(calibration)}
+        self.hyperparameters |= {"scales": scales, "weights": weights, "calibration": self.broadcast(calibration)}
 
     def share_of_same_items(self, scorer: SumScorer) -> float:
         """The share of validation users' lists that the most frequent items make up: 1 if everybody gets the same."""
@@ -151,7 +153,7 @@ class ClosedForm(Fitting):
         find, users_at_once = self.parallel(search_function(model, max(DEFAULT_BEAM_SIZE, most), cuts[-1]))
         exclude = not self.users_repeat
         result = measure(find, self.users, m=cuts, metrics=("recall",), exclude_seen=exclude, batch_size=users_at_once)
-        return self.agree({cut: float(result["recall", cut]) for cut in cuts})
+        return self.broadcast({cut: float(result["recall", cut]) for cut in cuts})
 
     def quality(self, part: Scorer, cuts: Sequence[int] = (10, 50, 200)) -> float:
         """One number: the sum of recall at several cuts, each divided by the square root of the cut."""
@@ -238,6 +240,6 @@ class ClosedForm(Fitting):
 
         return find_all, BATCH * torch.get_num_threads()
 
-    def agree(self, value: T) -> T:
+    def broadcast(self, value: T) -> T:
         """A choice that everything after it depends on."""
         return value

@@ -22,8 +22,8 @@ CONTENT = "content"  # the weight of the last list of the memory in the hyperpar
 MEMORY = MemoryPart.name
 PARTNERS = 30  # of an item, with similar features
 POWER = 2  # they count by their cosine to this power
-READ = 20_000  # entries of the features of other items that are read for these, of one item
-CERTAIN = 2.5  # standard errors that the gain must be above 0: most tables of items say little that the log does not
+MAX_ENTRIES_READ = 20_000  # entries of the features of other items that are read for these, of one item
+MIN_Z = 2.5  # standard errors that the gain must be above 0: most tables of items say little that the log does not
 LEAST_GAIN = 0.003  # relative gain in recall for which the list is worth its time
 RECENCY = recency_weights(0.5)  # of the events whose partners it has
 
@@ -55,7 +55,7 @@ class KnownItems:
 
     def partners(self, num_items: int) -> CSR:
         """For each item, others with similar features, weighted by a power of the cosine."""
-        nearest, cosines = self.matrix.nearest(self.matrix, PARTNERS + 1, READ)
+        nearest, cosines = self.matrix.nearest(self.matrix, PARTNERS + 1, MAX_ENTRIES_READ)
         itself = torch.arange(len(nearest)).unsqueeze(1)
         real = (cosines > 0) & (nearest != itself)
         row, column = self.items[itself.expand_as(nearest)[real]], self.items[nearest[real]]
@@ -111,7 +111,7 @@ def with_similar_items(
     partners, device = known.partners(tree.num_items), str(tree.device)
     list_of_similar = MemoryScorer.from_partners([partners], [RECENCY]).to(device)
     sample = with_contexts(measured, users.sample(USERS))
-    acceptance = Acceptance(tree, measured, sample, first_level, device, errors=CERTAIN, least=LEAST_GAIN)
+    acceptance = Acceptance(tree, measured, sample, first_level, device, errors=MIN_Z, least=LEAST_GAIN)
     trial = acceptance.measure_beside(CONTENT, list_of_similar)
     if not trial.accepted:
         return scorer

@@ -30,7 +30,7 @@ class ContextPart(Part):
     def add(self, parts: SumScorer, fitting: Fitting) -> SumScorer:
         parts.cpu()  # where the tree is
         tree, data = fitting.tree, fitting.data
-        factors = fit_contexts(data.train.events, data.num_items, fitting.processes.first)
+        factors = fit_contexts(data.train.events, data.num_items, fitting.processes.broadcast)
         columns = list(factors.columns)
         acceptance = fitting.acceptance(parts, factors.columns)
         trial, part, weights = None, None, []
@@ -61,7 +61,7 @@ class ContextPart(Part):
         if before is None or events.contexts is None:
             return {}
         part = context_scorer(
-            tree, fit_contexts(events, tree.num_items, fitting.processes.first), before.weights.tolist()
+            tree, fit_contexts(events, tree.num_items, fitting.processes.broadcast), before.weights.tolist()
         )
         fit_inner_nodes(part, tree, events, fitting.seed)
         return {self.name: part}

@@ -29,8 +29,10 @@ class FactorsPart(ClosedFormPart):
         form.stages.begin(self.name, len(STRENGTHS) + 2 * len(POWERS))  # the last fit takes as long as a few trials
 
         def fitted(pair: tuple[float, float], **more: Any) -> FactorScorer:
-            penalty, everywhere = pair
-            return form.factor_scorer(form.fit_als(penalty=penalty, everywhere=everywhere, seed=form.seed, **more))
+            penalty, unobserved_weight = pair
+            return form.factor_scorer(
+                form.fit_als(penalty=penalty, unobserved_weight=unobserved_weight, seed=form.seed, **more)
+            )
 
         def quality(pair: tuple[float, float]) -> float:
             scorer = fitted(pair, **TRIAL)
@@ -65,4 +67,4 @@ def explains_histories(factors: FactorScorer, form: ClosedForm) -> bool:
     model = TreeModel(form.tree, factors, first_level=form.first_level).to(form.device)
     x = form.users.batch(torch.arange(min(BATCH, len(form.users))))[0].to(form.device)
     products = scores_at_leaves(model, x, x)
-    return bool(form.agree(float(products.sum() / (x != PAD).sum().clamp(min=1))) >= VANISHED)
+    return bool(form.broadcast(float(products.sum() / (x != PAD).sum().clamp(min=1))) >= VANISHED)

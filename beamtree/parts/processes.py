@@ -18,7 +18,7 @@ class Processes:
     rank = 0  # of this process
     candidates: type[Candidates] = Candidates
 
-    def first(self, value: T) -> T:
+    def broadcast(self, value: T) -> T:
         """The value of the first process: a choice that everything after it depends on."""
         return value
 

@@ -206,9 +206,7 @@ def fit_sequence(
     if settings.sampled is not None and settings.beam_leaves:
         if tree is None:
             raise ValueError(f"beam_leaves={settings.beam_leaves} needs a tree")
-        leaves = BeamLeaves(
-            tree.moved(lambda part: part.to(device)), max(NEGATIVES_BEAM, settings.beam_leaves), settings.beam_leaves
-        )
+        leaves = BeamLeaves(tree.to(device), max(NEGATIVES_BEAM, settings.beam_leaves), settings.beam_leaves)
     encoder = SequenceEncoder(settings.dim, settings.layers, settings.dropout, seed=seed).to(device)
     vectors = nn.Parameter(_first_vectors(num_items, settings.dim, start, seed).to(device))
     weights = [*encoder.parameters(), vectors]

@@ -96,5 +96,5 @@ def user_vectors(model: TreeModel, batches: Iterable[list[History]]) -> Tensor:
     if not isinstance(part, DotProductScorer):
         raise ValueError(f"a {type(part).__name__} has no vectors of users: only factors and sequences have")
     rows = (pad_histories([history.items for history in batch]).to(model.tree.device) for batch in batches)
-    vectors = [part.context(model.tree, x).user.float().cpu() for x in rows]
+    vectors = [part.prepare(model.tree, x).user.float().cpu() for x in rows]
     return torch.cat(vectors) if vectors else torch.empty(0, part.table.weight.shape[1])

@@ -22,7 +22,7 @@ import torch
 from scipy.sparse import csr_matrix  # type: ignore[import-untyped]
 
 from beamtree.classify import Classifier
-from beamtree.classify.documents import Opened, number_labels, relevant_labels
+from beamtree.classify.documents import LoadedDocuments, number_labels, relevant_labels
 from beamtree.classify.matrix import Matrix
 from beamtree.classify.metrics import PRECISIONS, precisions
 from beamtree.classify.model import Weights
@@ -72,7 +72,7 @@ class Sets(NamedTuple):
     names: dict[str, str] | None  # of labels, by number
 
     @classmethod
-    def of(cls, train: Opened, test: Opened, names: Mapping[str, str] | None = None) -> "Sets":
+    def of(cls, train: LoadedDocuments, test: LoadedDocuments, names: Mapping[str, str] | None = None) -> "Sets":
         """Features of two lists of documents. Labels that are not in the training are never found."""
         ids, y = number_labels(train.labels, train.num_labels)
         test_y = relevant_labels(ids, test.labels)

@@ -16,6 +16,14 @@ from beamtree.tree import PAD, Tree
 
 SCORE = "score"  # the name of the only part of a score that is no sum
 AT_ONCE = 1024  # users that are scored together, each without one entry
+RENAMED = {  # in 0.3.0, which a scorer from outside the package may not know
+    "context": "prepare",
+    "learner": "trainable_part",
+    "changing": "trainable_state",
+    "deeper": "with_extra_level",
+    "for_search": "search_cache",
+    "use_for_search": "load_search_cache",
+}
 ROUNDING = 1e-6  # relative: smaller differences between two scores are rounding
 
 
@@ -29,7 +37,7 @@ class Contributions(NamedTuple):
 class Scorer(nn.Module, ABC):
     """g(x, n) in two steps, so that work that depends on the user alone is done once.
 
-    Implement `context`, `forward` and `settings`; everything else has a default. The constructor takes what `settings`
+    Implement `prepare`, `forward` and `settings`; everything else has a default. The constructor takes what `settings`
     returns, and `seed`: weights are drawn from it, or left to be loaded if it is None. A scorer holds weights; the tree
     belongs to the model and is passed in, so that a scorer can outlive a change of the tree.
     """
@@ -39,6 +47,12 @@ class Scorer(nn.Module, ABC):
     exportable = False  # whether it scores by operations of torch alone inside `kernels.plain_operations`
     cheap_levels = False  # whether scoring a whole level costs little beside gathering some of its nodes
     hyperparameters: Mapping[str, Any] = MappingProxyType({})  # of a sum: how its parts were fitted
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for old, new in RENAMED.items():
+            if old in vars(cls) and new not in vars(cls):
+                raise TypeError(f"{cls.__name__}.{old} is called `{new}` since beamtree 0.3.0: rename the method")
 
     @property
     def kind(self) -> str:
@@ -51,34 +65,34 @@ class Scorer(nn.Module, ABC):
         return True
 
     @abstractmethod
-    def context(self, tree: Tree, x: Tensor) -> Any:
+    def prepare(self, tree: Tree, x: Tensor) -> Any:
         """All that depends on the users x [B, ...] and a level, for all levels at once; only `forward` looks inside."""
 
     @abstractmethod
-    def forward(self, context: Any, level: int, nodes: Tensor) -> Tensor:
+    def forward(self, prepared: Any, level: int, nodes: Tensor) -> Tensor:
         """g(x, n) [B, W] of nodes of one level: finite, and -inf where a node is PAD.
 
         Nodes are [B, W], or [1, W] where all users share them.
         """
 
-    def scores(self, context: Any, level: int, nodes: Tensor) -> Tensor:
+    def scores(self, prepared: Any, level: int, nodes: Tensor) -> Tensor:
         """The same, and anything where a node is PAD: for a sum of scorers, which looks there itself."""
-        logits: Tensor = self(context, level, nodes)
+        logits: Tensor = self(prepared, level, nodes)
         return logits
 
     def calibrated(self, level: int, logits: Tensor) -> Tensor:
         """Logits of probabilities in the order of those given; the same, unless a scorer gives something else."""
         return logits
 
-    def levels(self, context: Any, found: list[tuple[int, Tensor]]) -> list[Tensor]:
+    def levels(self, prepared: Any, found: list[tuple[int, Tensor]]) -> list[Tensor]:
         """g(x, n) of nodes of several levels, each as `forward` gives it, on any device."""
-        return [self(context, level, nodes) for level, nodes in found]
+        return [self(prepared, level, nodes) for level, nodes in found]
 
-    def whole_level(self, context: Any, tree: Tree, level: int) -> Tensor:
+    def whole_level(self, prepared: Any, tree: Tree, level: int) -> Tensor:
         """g(x, n) of every node of a level [B, |N_h|]; a scorer for which that is cheap says how."""
         span = tree.level(level)
         nodes = torch.arange(span.start, span.stop, device=tree.device)
-        logits: Tensor = self(context, level, nodes.unsqueeze(0))
+        logits: Tensor = self(prepared, level, nodes.unsqueeze(0))
         return logits
 
     @abstractmethod
@@ -111,11 +125,11 @@ class Scorer(nn.Module, ABC):
         """The parts that have rows of nodes, by name; the scorer itself, if it is no sum and has them."""
         return {}
 
-    def learner(self) -> "Scorer":
+    def trainable_part(self) -> "Scorer":
         """What gradients train: all of it, unless a scorer says otherwise."""
         return self
 
-    def changing(self) -> dict[str, Tensor]:
+    def trainable_state(self) -> dict[str, Tensor]:
         """The weights that training changes, by their names in `state_dict`."""
         return dict(self.state_dict())
 
@@ -148,7 +162,7 @@ class Scorer(nn.Module, ABC):
         """
 
         def score(users: Tensor, leaves: Tensor) -> Tensor:
-            logits: Tensor = self(self.context(tree, users), tree.height, leaves)
+            logits: Tensor = self(self.prepare(tree, users), tree.height, leaves)
             return logits
 
         return leave_one_out(score, x, tree.leaf_of_item(items))
@@ -168,7 +182,7 @@ class Scorer(nn.Module, ABC):
 def says_last(kind: type[Scorer], method: str) -> bool:
     """Whether no class derived from the one that has this method scores in another way than that."""
     of_each = (vars(each) for each in kind.__mro__)
-    return method in next(own for own in of_each if own.keys() & {method, "context", "forward", "scores"})
+    return method in next(own for own in of_each if own.keys() & {method, "prepare", "forward", "scores"})
 
 
 def leave_one_out(score: Callable[[Tensor, Tensor], Tensor], x: Tensor, leaves: Tensor) -> Contributions:
@@ -210,9 +224,9 @@ class TableScorer(Scorer):
         """A scorer for another tree over the same items: what was learned of an item follows it to its new leaf."""
         return self._with_table(self.table.on_tree(old, new, share=self.share))
 
-    def deeper(self, old: Tree, new: Tree) -> "TableScorer":
-        """A scorer for `old.deeper()`: all nodes keep their vectors, and new leaves have that of their parent."""
-        return self._with_table(self.table.deeper(old, share=self.share))
+    def with_extra_level(self, old: Tree, new: Tree) -> "TableScorer":
+        """A scorer for `old.with_extra_level()`: nodes keep their vectors, and new leaves have that of their parent."""
+        return self._with_table(self.table.with_extra_level(old, share=self.share))
 
     def _with_table(self, table: NodeTable) -> "TableScorer":
         """A copy of this scorer with another table."""
@@ -231,12 +245,12 @@ class TableScorer(Scorer):
             vectors = vectors - self.table.read(tree, share=True).at(tree.parent(leaves))
         self.table.weight[leaves] = vectors.to(self.table.weight)
 
-    def for_search(self, tree: Tree) -> Mapping[str, Tensor]:
+    def search_cache(self, tree: Tree) -> Mapping[str, Tensor]:
         """Large tensors that a search computes from the weights before it begins: saved with a finished model."""
         return {}
 
-    def use_for_search(self, tree: Tree, parts: dict[str, Tensor]) -> None:
-        """Use what `for_search` gave for the same weights instead of computing it again."""
+    def load_search_cache(self, tree: Tree, parts: dict[str, Tensor]) -> None:
+        """Use what `search_cache` gave for the same weights instead of computing it again."""
 
 
 def check_histories(x: Tensor, most: int) -> None:

@@ -87,8 +87,8 @@ class ContextScorer(DotProductScorer):
     @torch.no_grad()
     def item_scores(self, tree: Tree, x: Tensor) -> Tensor:
         """The scores of all items [B, M], 0 for those without a leaf."""
-        context, leaves = self.context(tree, x), tree.leaf_of_item(torch.arange(tree.num_items, device=x.device))
-        some = [self.scores(context, tree.height, part) for part in leaves.unsqueeze(0).split(LEAVES_AT_ONCE, dim=1)]
+        prepared, leaves = self.prepare(tree, x), tree.leaf_of_item(torch.arange(tree.num_items, device=x.device))
+        some = [self.scores(prepared, tree.height, part) for part in leaves.unsqueeze(0).split(LEAVES_AT_ONCE, dim=1)]
         return torch.cat(some, dim=1).masked_fill(leaves == PAD, 0.0)
 
     def settings(self) -> dict[str, Any]:

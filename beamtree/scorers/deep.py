@@ -22,7 +22,7 @@ RANDOM_SHARE = 0.3  # of the random weights, kept beside the product
 START_LOGIT = -2.0  # of a history and a node that have nothing in common
 
 
-class DeepContext(NamedTuple):
+class PreparedDeep(NamedTuple):
     """What a search knows of its users."""
 
     vectors: Vectors  # of every node
@@ -93,13 +93,13 @@ class DeepScorer(TableScorer):
             raise ValueError(f"vectors have {known} dimension: a scorer starts from two at least")
         return dim
 
-    def context(self, tree: Tree, x: Tensor) -> DeepContext:
+    def prepare(self, tree: Tree, x: Tensor) -> PreparedDeep:
         vectors = self.table.read(tree, share=self.share)
         pooled = self._pool(tree, vectors, x)
         if kernels.fits(vectors.values):
-            return DeepContext(vectors, self.of_user(pooled), None)
+            return PreparedDeep(vectors, self.of_user(pooled), None)
         products = make_products(self.of_user, self.of_node, self._linear_layers(), list(self.slopes))
-        return DeepContext(vectors, products.of_user(pooled.flatten(0, 1)).view(*pooled.shape[:2], -1), products)
+        return PreparedDeep(vectors, products.of_user(pooled.flatten(0, 1)).view(*pooled.shape[:2], -1), products)
 
     def _pool(self, tree: Tree, vectors: Vectors, x: Tensor) -> Tensor:
         """The mean of each window of x, lifted to every level [B, H + 1, windows * dim]."""
@@ -118,15 +118,15 @@ class DeepScorer(TableScorer):
     def _linear_layers(self) -> list[nn.Linear]:
         return [layer for layer in self.layers if isinstance(layer, nn.Linear)]
 
-    def forward(self, context: DeepContext, level: int, nodes: Tensor) -> Tensor:
-        return self.levels(context, [(level, nodes)])[0]
+    def forward(self, prepared: PreparedDeep, level: int, nodes: Tensor) -> Tensor:
+        return self.levels(prepared, [(level, nodes)])[0]
 
-    def levels(self, context: DeepContext, found: list[tuple[int, Tensor]]) -> list[Tensor]:
-        places = context.vectors.index(found)
+    def levels(self, prepared: PreparedDeep, found: list[tuple[int, Tensor]]) -> list[Tensor]:
+        places = prepared.vectors.index(found)
         found = [(level, nodes) for (level, _), nodes in zip(found, places, strict=True)]
-        if context.products is not None:
-            user, layers = context.user, context.products
-            return [score_level(context.vectors, layers, nodes, user.select(1, level)) for level, nodes in found]
+        if prepared.products is not None:
+            user, layers = prepared.user, prepared.products
+            return [score_level(prepared.vectors, layers, nodes, user.select(1, level)) for level, nodes in found]
         if not found:
             return []
         from beamtree.kernels.deep_gpu import Layers, score_levels
@@ -134,7 +134,7 @@ class DeepScorer(TableScorer):
         w2, b2, w3, b3, w4, b4 = (part for layer in self.layers for part in layer.parameters())
         s1, s2, s3 = self.slopes
         weights = Layers(self.of_node.weight, s1, w2, b2, s2, w3, b3, s3, w4, b4)
-        return score_levels(context.vectors, context.user, weights, found)
+        return score_levels(prepared.vectors, prepared.user, weights, found)
 
     def compiled_part(self, tree: Tree) -> CompiledPart | None:
         rows = self.table.weight
@@ -148,10 +148,10 @@ class DeepScorer(TableScorer):
         ]
         return Network(self.table.read(tree, share=self.share).values, self.windows, self.lift, layers)
 
-    def for_search(self, tree: Tree) -> Mapping[str, Tensor]:
+    def search_cache(self, tree: Tree) -> Mapping[str, Tensor]:
         return {"vectors": self.table.vectors(tree)} if self.share else {}
 
-    def use_for_search(self, tree: Tree, parts: dict[str, Tensor]) -> None:
+    def load_search_cache(self, tree: Tree, parts: dict[str, Tensor]) -> None:
         self.table.cache_vectors(tree, parts["vectors"])
 
     def settings(self) -> dict[str, Any]:

@@ -18,7 +18,7 @@ NODES_AT_ONCE = 2048  # rows that are fitted together
 LEAVES_AT_ONCE = 1 << 15  # leaves of the subtrees that are fitted one after another
 
 
-class DotProductContext(NamedTuple):
+class PreparedDotProduct(NamedTuple):
     vectors: Vectors  # of every node
     user: Tensor  # u(x) [B, dim]
 
@@ -33,9 +33,9 @@ class DotProductScorer(TableScorer):
     def encode(self, tree: Tree, vectors: Vectors, x: Tensor) -> Tensor:
         """u(x) [B, dim] of histories x [B, T]."""
 
-    def context(self, tree: Tree, x: Tensor) -> DotProductContext:
+    def prepare(self, tree: Tree, x: Tensor) -> PreparedDotProduct:
         vectors = self.table.read(tree, share=False)
-        return DotProductContext(vectors, self.encode(tree, vectors, x))
+        return PreparedDotProduct(vectors, self.encode(tree, vectors, x))
 
     def users(self, tree: Tree, x: Tensor) -> Tensor:
         """u(x) [B, dim]."""
@@ -46,19 +46,19 @@ class DotProductScorer(TableScorer):
         (rows,) = vectors.index([(tree.height, leaves)])
         return gather(vectors, rows)
 
-    def scores(self, context: DotProductContext, level: int, nodes: Tensor) -> Tensor:
-        (rows,) = context.vectors.index([(level, nodes)])
-        learns = context.user.requires_grad or context.vectors.gradients is not None
-        if kernels.fits(context.user) and not learns:
+    def scores(self, prepared: PreparedDotProduct, level: int, nodes: Tensor) -> Tensor:
+        (rows,) = prepared.vectors.index([(level, nodes)])
+        learns = prepared.user.requires_grad or prepared.vectors.gradients is not None
+        if kernels.fits(prepared.user) and not learns:
             from beamtree.kernels.dots import dots
 
-            return dots(context.vectors.values, context.user, rows)
+            return dots(prepared.vectors.values, prepared.user, rows)
         if kernels.is_one(rows.shape[0]):
-            return context.user @ gather(context.vectors, rows[0]).T
-        return torch.bmm(gather(context.vectors, rows), context.user.unsqueeze(-1)).squeeze(-1)
+            return prepared.user @ gather(prepared.vectors, rows[0]).T
+        return torch.bmm(gather(prepared.vectors, rows), prepared.user.unsqueeze(-1)).squeeze(-1)
 
-    def forward(self, context: DotProductContext, level: int, nodes: Tensor) -> Tensor:
-        return self.scores(context, level, nodes).masked_fill(nodes == PAD, -torch.inf)
+    def forward(self, prepared: PreparedDotProduct, level: int, nodes: Tensor) -> Tensor:
+        return self.scores(prepared, level, nodes).masked_fill(nodes == PAD, -torch.inf)
 
     def compiled_part(self, tree: Tree) -> CompiledPart | None:
         """Covered where the table holds halves."""

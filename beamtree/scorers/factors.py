@@ -1,6 +1,7 @@
 """Folded factors: ⟨u(x), v_n⟩, where u is the fold-in of the history into factors of implicit ALS."""
 
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -8,7 +9,7 @@ from torch import Tensor, nn
 from beamtree import kernels
 from beamtree.data.views import HISTORY, recency
 from beamtree.kernels import search_cpu
-from beamtree.scorers.base import Contributions, check_histories
+from beamtree.scorers.base import Contributions, Scorer, check_histories
 from beamtree.scorers.dot_product import DotProductScorer
 from beamtree.scorers.table import NodeTable, Vectors
 from beamtree.tree import PAD, Tree
@@ -20,15 +21,17 @@ class Factors(NamedTuple):
     items: Tensor  # [M, dim]
     gram_diagonal: Tensor  # of α₀ΣvvT [dim]
     penalty: float  # λ
-    everywhere: float  # α₀M
+    unobserved_weight: float  # α₀M
 
     def normalized(self) -> "Factors":
         """The same with vectors of mean square 1, which half precision can hold; products stay the same.
 
         A fold-in is divided by what vectors are multiplied by, if gram_diagonal and λ are multiplied by its square.
         """
-        square = float(self.everywhere / self.gram_diagonal.sum().clamp(min=1e-30))  # 1 / mean |v|²
-        return Factors(self.items * square**0.5, self.gram_diagonal * square, self.penalty * square, self.everywhere)
+        square = float(self.unobserved_weight / self.gram_diagonal.sum().clamp(min=1e-30))  # 1 / mean |v|²
+        return Factors(
+            self.items * square**0.5, self.gram_diagonal * square, self.penalty * square, self.unobserved_weight
+        )
 
 
 def fold_in(factors: Factors, vectors: Tensor, weights: Tensor) -> Tensor:
@@ -63,7 +66,7 @@ def fold_in_terms(factors: Factors, vectors: Tensor, weights: Tensor) -> tuple[T
 
 def _diagonal(factors: Factors, weights: Tensor) -> Tensor:
     """A of `fold_in` [B, dim]."""
-    return factors.gram_diagonal + factors.penalty * (weights.sum(1, keepdim=True) + factors.everywhere)
+    return factors.gram_diagonal + factors.penalty * (weights.sum(1, keepdim=True) + factors.unobserved_weight)
 
 
 def solve_positive(system: Tensor, right: Tensor) -> Tensor:
@@ -93,7 +96,7 @@ class FactorScorer(DotProductScorer):
         num_nodes: rows, one per node of the tree.
         dim: numbers in a row.
         penalty: λ of the fold-in.
-        everywhere: α₀M of the fold-in.
+        unobserved_weight: α₀M of the fold-in.
         power: an event t events ago has the weight (1 + t)^-power.
         scale: what a fold-in is multiplied by to give u(x).
         seed: not used; rows come from `from_factors` or from a file.
@@ -107,17 +110,22 @@ class FactorScorer(DotProductScorer):
         num_nodes: int,
         dim: int,
         penalty: float = 0.005,
-        everywhere: float = 1.0,
+        unobserved_weight: float = 1.0,
         power: float = 0.0,
         scale: float = 1.0,
         seed: int | None = 0,
     ) -> None:
         super().__init__()
-        self.penalty, self.everywhere, self.power, self.scale = penalty, everywhere, power, scale
+        self.penalty, self.unobserved_weight, self.power, self.scale = penalty, unobserved_weight, power, scale
         self.table = NodeTable(num_nodes, dim, seed=None, dtype=torch.float16)  # three digits are enough
         self.table.weight.requires_grad_(False)
         self.register_buffer("spread", torch.zeros(dim))
         self.register_buffer("recency", recency(power), persistent=False)
+
+    @classmethod
+    def from_settings(cls, settings: Mapping[str, Any], kinds: Mapping[str, type[Scorer]]) -> Self:
+        old = {"everywhere": "unobserved_weight"}  # before 0.3.0
+        return super().from_settings({old.get(name, name): value for name, value in settings.items()}, kinds)
 
     @classmethod
     def from_factors(cls, tree: Tree, factors: Factors, power: float = 0.0) -> "FactorScorer":
@@ -130,7 +138,7 @@ class FactorScorer(DotProductScorer):
     @classmethod
     def from_table(cls, table: NodeTable, factors: Factors, power: float = 0.0, scale: float = 1.0) -> "FactorScorer":
         """The scorer of a table that already holds the means of the factors of the items below each node."""
-        scorer = cls(1, table.weight.shape[1], factors.penalty, factors.everywhere, power, scale, seed=None)
+        scorer = cls(1, table.weight.shape[1], factors.penalty, factors.unobserved_weight, power, scale, seed=None)
         scorer.table = table.half().requires_grad_(False)
         scorer.spread = factors.gram_diagonal.cpu()
         return scorer
@@ -153,7 +161,7 @@ class FactorScorer(DotProductScorer):
         rows = self.table.weight
         on_cpu = rows.device.type == "cpu" and not kernels.is_plain()
         if type(self.table) is NodeTable and on_cpu and rows.dtype == torch.float16:
-            users = search_cpu.fold_in(tree, rows, x, self.recency, self.spread, self.penalty, self.everywhere)
+            users = search_cpu.fold_in(tree, rows, x, self.recency, self.spread, self.penalty, self.unobserved_weight)
             return users.mul_(self.scale)
         leaves = tree.leaf_of_item(x)
         history = self.history_vectors(tree, vectors, leaves)
@@ -176,14 +184,14 @@ class FactorScorer(DotProductScorer):
 
     def fold_in_settings(self, vectors: Tensor) -> Factors:
         """Vectors, with what a fold-in needs beside them."""
-        return Factors(vectors, self.spread, self.penalty, self.everywhere)
+        return Factors(vectors, self.spread, self.penalty, self.unobserved_weight)
 
     def settings(self) -> dict[str, Any]:
         return {
             "num_nodes": self.table.num_nodes,
             "dim": self.table.weight.shape[1],
             "penalty": self.penalty,
-            "everywhere": self.everywhere,
+            "unobserved_weight": self.unobserved_weight,
             "power": self.power,
             "scale": self.scale,
         }

@@ -27,11 +27,11 @@ class FixedScorer(Scorer):
         """x for one query per row of logits."""
         return torch.arange(count).unsqueeze(1)
 
-    def context(self, tree: Tree, x: Tensor) -> Tensor:
+    def prepare(self, tree: Tree, x: Tensor) -> Tensor:
         return x
 
-    def forward(self, context: Tensor, level: int, nodes: Tensor) -> Tensor:
-        return self.logits[context, nodes.clamp(min=0)].masked_fill(nodes == PAD, -torch.inf)
+    def forward(self, prepared: Tensor, level: int, nodes: Tensor) -> Tensor:
+        return self.logits[prepared, nodes.clamp(min=0)].masked_fill(nodes == PAD, -torch.inf)
 
     def settings(self) -> dict[str, Any]:
         return {"rows": len(self.logits), "num_nodes": self.logits.shape[1]}

@@ -13,7 +13,7 @@ from beamtree.tree import PAD, Tree
 WHOLE_LEVEL_SIZE = 4096
 
 
-class LinearContext(NamedTuple):
+class PreparedLinear(NamedTuple):
     x: Tensor  # [B, d + 1]
     starts: list[int]  # the first node of each level
     levels: tuple[Tensor, ...]  # the logits of the small levels, each whole, after -inf for PAD [B, 1 + |N_h|]
@@ -30,29 +30,29 @@ class LinearScorer(TableScorer):
         self.dim, self.scale = dim, scale
         self.table = NodeTable(num_nodes, dim + 1, scale, seed)  # the bias is the weight of a constant 1
 
-    def context(self, tree: Tree, x: Tensor) -> LinearContext:
+    def prepare(self, tree: Tree, x: Tensor) -> PreparedLinear:
         x = torch.nn.functional.pad(x.detach(), (0, 1), value=1.0)
         spans = [tree.level(level) for level in range(tree.height + 1)]
         small = [span for span in spans if len(span) <= WHOLE_LEVEL_SIZE]
         rows = [part for span in small for part in (self._pad_row(), self.table.span(span))]
         logits = x @ torch.cat(rows or [x[:0]]).T
-        return LinearContext(x, [span.start for span in spans], logits.split([1 + len(span) for span in small], dim=1))
+        return PreparedLinear(x, [span.start for span in spans], logits.split([1 + len(span) for span in small], dim=1))
 
     def _pad_row(self) -> Tensor:
         """The parameters that score -inf: PAD's [1, d + 1]."""
         return torch.nn.functional.pad(self.table.weight.new_zeros(1, self.dim), (0, 1), value=-torch.inf)
 
-    def forward(self, context: LinearContext, level: int, nodes: Tensor) -> Tensor:
-        if level < len(context.levels):
-            place = (nodes - (context.starts[level] - 1)).clamp_(min=0)
-            return context.levels[level].gather(1, place.expand(context.x.shape[0], -1))
-        logits = (self.table.rows(nodes) @ context.x.unsqueeze(-1)).squeeze(-1)
+    def forward(self, prepared: PreparedLinear, level: int, nodes: Tensor) -> Tensor:
+        if level < len(prepared.levels):
+            place = (nodes - (prepared.starts[level] - 1)).clamp_(min=0)
+            return prepared.levels[level].gather(1, place.expand(prepared.x.shape[0], -1))
+        logits = (self.table.rows(nodes) @ prepared.x.unsqueeze(-1)).squeeze(-1)
         return logits.masked_fill(nodes == PAD, -torch.inf)
 
-    def whole_level(self, context: LinearContext, tree: Tree, level: int) -> Tensor:
-        if level < len(context.levels):
-            return context.levels[level][:, 1:]
-        return context.x @ self.table.span(tree.level(level)).T
+    def whole_level(self, prepared: PreparedLinear, tree: Tree, level: int) -> Tensor:
+        if level < len(prepared.levels):
+            return prepared.levels[level][:, 1:]
+        return prepared.x @ self.table.span(tree.level(level)).T
 
     def settings(self) -> dict[str, Any]:
         return {"num_nodes": len(self.table.weight), "dim": self.dim, "scale": self.scale}

@@ -32,15 +32,15 @@ class SubtreeMaxScorer(Scorer):
         raise NotImplementedError
 
     @torch.no_grad()
-    def context(self, tree: Tree, x: Tensor) -> SubtreeMax:
+    def prepare(self, tree: Tree, x: Tensor) -> SubtreeMax:
         items, scores = self.entries(x)
         return SubtreeMax(tree, tree.leaf_of_item(items), scores)
 
-    def scores(self, context: SubtreeMax, level: int, nodes: Tensor) -> Tensor:
-        return context.at(level, nodes)
+    def scores(self, prepared: SubtreeMax, level: int, nodes: Tensor) -> Tensor:
+        return prepared.at(level, nodes)
 
-    def forward(self, context: SubtreeMax, level: int, nodes: Tensor) -> Tensor:
-        return self.scores(context, level, nodes).masked_fill(nodes == PAD, -torch.inf)
+    def forward(self, prepared: SubtreeMax, level: int, nodes: Tensor) -> Tensor:
+        return self.scores(prepared, level, nodes).masked_fill(nodes == PAD, -torch.inf)
 
     def compiled_part(self, tree: Tree) -> CompiledPart | None:
         return Entries(self.entries, self.reads_context)

@@ -67,7 +67,7 @@ class PopularityScorer(DotProductScorer):
 
     def contributions(self, tree: Tree, x: Tensor, items: Tensor) -> Contributions:
         """No event gives anything."""
-        scores = self(self.context(tree, x), tree.height, tree.leaf_of_item(items))
+        scores = self(self.prepare(tree, x), tree.height, tree.leaf_of_item(items))
         return Contributions(scores.new_zeros(*scores.shape, x.shape[1]), scores)
 
     def settings(self) -> dict[str, Any]:

@@ -19,8 +19,8 @@ MAX_LOGIT = 15.0  # of a probability: none is exactly 0 or 1
 ActiveParts = tuple[list[tuple[list[float], Scorer]], list[tuple[float, SubtreeMaxScorer]]]
 
 
-class SumContext(NamedTuple):
-    parts: list[tuple[list[float], Scorer, Any]]  # scored one by one: weights by level, part, and its context
+class PreparedSum(NamedTuple):
+    parts: list[tuple[list[float], Scorer, Any]]  # scored one by one: weights by level, part, and what it prepared
     subtree_max: SubtreeMax | None  # the sum of the sparse parts
     rows: int
 
@@ -88,14 +88,14 @@ class SumScorer(TableScorer):
         """One of the parts."""
         return self.scorers()[name]
 
-    def learner(self) -> Scorer:
+    def trainable_part(self) -> Scorer:
         return self if self.learned is None else self.part(self.learned)
 
     @property
     def capturable(self) -> bool:
         return all(part.capturable for part in self.scorers().values())
 
-    def changing(self) -> dict[str, Tensor]:
+    def trainable_state(self) -> dict[str, Tensor]:
         own = f"parts.{self.learned}."
         state = self.state_dict().items()
         return {name: value for name, value in state if name in ("weights", "calibration") or name.startswith(own)}
@@ -169,18 +169,18 @@ class SumScorer(TableScorer):
             self._active = state, (single, sparse)
         return self._active[1]
 
-    def context(self, tree: Tree, x: Tensor) -> SumContext:
+    def prepare(self, tree: Tree, x: Tensor) -> PreparedSum:
         single, sparse = self.active_parts()
         histories = self.histories(x)
-        contexts = [
-            (weights, part, part.context(tree, x if part.reads_context else histories)) for weights, part in single
+        prepared = [
+            (weights, part, part.prepare(tree, x if part.reads_context else histories)) for weights, part in single
         ]
         if not sparse:
-            return SumContext(contexts, None, x.shape[0])
+            return PreparedSum(prepared, None, x.shape[0])
         entries = [(*part.entries(histories), weight) for weight, part in sparse]
         leaves = tree.leaf_of_item(torch.cat([items for items, _, _ in entries], dim=1))
         scores = torch.cat([scores * weight for _, scores, weight in entries], dim=1)
-        return SumContext(contexts, SubtreeMax(tree, leaves, scores), x.shape[0])
+        return PreparedSum(prepared, SubtreeMax(tree, leaves, scores), x.shape[0])
 
     def compiled_parts(self, tree: Tree) -> WeightedParts | None:
         single, sparse = self.active_parts()
@@ -192,12 +192,12 @@ class SumScorer(TableScorer):
             found.append((levels, compiled))
         return found if says_last(type(self), "compiled_parts") else None
 
-    def forward(self, context: SumContext, level: int, nodes: Tensor) -> Tensor:
-        if context.subtree_max is not None:
-            total = context.subtree_max.at(level, nodes)
+    def forward(self, prepared: PreparedSum, level: int, nodes: Tensor) -> Tensor:
+        if prepared.subtree_max is not None:
+            total = prepared.subtree_max.at(level, nodes)
         else:
-            total = torch.zeros(context.rows, nodes.shape[1], device=nodes.device)
-        for weights, part, of_part in context.parts:
+            total = torch.zeros(prepared.rows, nodes.shape[1], device=nodes.device)
+        for weights, part, of_part in prepared.parts:
             total.add_(part.scores(of_part, level, nodes), alpha=weights[level])
         return total.masked_fill_(nodes == PAD, -torch.inf)
 
@@ -234,26 +234,28 @@ class SumScorer(TableScorer):
         moved = {name: tables[name].on_tree(old, new) if name in tables else self.part(name) for name in self.names}
         return self._of(moved, self.weights[-1:].expand(new.height + 1, -1).clone(), self.learned)
 
-    def deeper(self, old: Tree, new: Tree) -> "SumScorer":
+    def with_extra_level(self, old: Tree, new: Tree) -> "SumScorer":
         tables = self.tables()
-        parts = {name: tables[name].deeper(old, new) if name in tables else self.part(name) for name in self.names}
+        parts = {
+            name: tables[name].with_extra_level(old, new) if name in tables else self.part(name) for name in self.names
+        }
         return self._of(parts, torch.cat([self.weights, self.weights[-1:]]), self.learned)
 
     def put_vectors(self, tree: Tree, leaves: Tensor, vectors: Tensor) -> None:
         raise ValueError("a sum has several rows for a leaf: put vectors into its parts")
 
-    def for_search(self, tree: Tree) -> Mapping[str, Tensor]:
+    def search_cache(self, tree: Tree) -> Mapping[str, Tensor]:
         return {
             f"{name}.{key}": value
             for name, part in self.tables().items()
-            for key, value in part.for_search(tree).items()
+            for key, value in part.search_cache(tree).items()
         }
 
-    def use_for_search(self, tree: Tree, parts: dict[str, Tensor]) -> None:
+    def load_search_cache(self, tree: Tree, parts: dict[str, Tensor]) -> None:
         for name, part in self.tables().items():
             own = {key.removeprefix(f"{name}."): value for key, value in parts.items() if key.startswith(f"{name}.")}
             if own:
-                part.use_for_search(tree, own)
+                part.load_search_cache(tree, own)
 
     def settings(self) -> dict[str, Any]:
         parts = {name: [self.part(name).kind, self.part(name).settings()] for name in self.names}

@@ -109,7 +109,7 @@ class NodeTable(nn.Module):
         return NodeTable.from_rows(rows)
 
     @torch.no_grad()
-    def deeper(self, old: Tree, *, share: bool) -> "NodeTable":
+    def with_extra_level(self, old: Tree, *, share: bool) -> "NodeTable":
         """A table for a tree with one more level, in which new leaves have the vectors of their parents."""
         rows = self.weight[: old.num_nodes]
         last = self.span(old.level(old.height)).repeat_interleave(old.arity, dim=0)

@@ -77,7 +77,7 @@ def write_finished(folder: Path, model: TreeModel, ids: Ids | None) -> None:
         )
     if isinstance(model.scorer, TableScorer):
         with torch.no_grad():
-            more["search"] = model.scorer.for_search(model.tree)
+            more["search"] = model.scorer.search_cache(model.tree)
     write_model(folder, model, 0, more, {}, ids)
 
 
@@ -197,7 +197,7 @@ def _read_model(
     model.to(device).eval()
     if "search" in settings["files"] and model.tree.device.type == "cpu" and isinstance(model.scorer, TableScorer):
         with explain_damage(folder):
-            model.scorer.use_for_search(model.tree, read_tensors(folder, settings, "search"))
+            model.scorer.load_search_cache(model.tree, read_tensors(folder, settings, "search"))
     return model
 
 

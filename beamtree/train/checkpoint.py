@@ -106,7 +106,7 @@ class Checkpointer:
         if self.folder is not None:
             self.write_best(self.folder / BEST)
         else:
-            self._best = {name: value.detach().clone() for name, value in self.model.scorer.changing().items()}
+            self._best = {name: value.detach().clone() for name, value in self.model.scorer.trainable_state().items()}
 
     def write_best(self, folder: Path) -> None:
         """Write the best model."""

@@ -25,7 +25,7 @@ def fit_jointly(
     stay: float = STAY,
     seed: int = 0,
     folder: Path | None = None,
-    say: Callable[[str], None] = lambda line: None,
+    on_message: Callable[[str], None] = lambda line: None,
 ) -> TreeModel:
     """Train, then for some rounds: learn a tree from the scorer, move the rows to it, and train again.
 
@@ -41,7 +41,7 @@ def fit_jointly(
         stay: see `learn_tree`.
         seed: of the trees.
         folder: where rounds are saved.
-        say: called with a line about each tree.
+        on_message: called with a line about each tree.
     """
     backend = current_backend()
     with backend.guard():
@@ -52,18 +52,20 @@ def fit_jointly(
     folders = [None if folder is None else folder / f"round-{index}" for index in range(rounds + 1)]
     train(model, 0, folders[0])
     best = backend.recall(Validation(val), model)
-    say(f"first tree: recall {best:.2%}")
+    on_message(f"first tree: recall {best:.2%}")
     for index in range(1, rounds + 1):
         candidate = _on_new_tree(model, data, stay, seed + index, folders[index])
         if candidate.tree.fingerprint() == model.tree.fingerprint():
-            say(f"round {index}: no item would move")
+            on_message(f"round {index}: no item would move")
             break
         train(candidate, index, folders[index])
         recall = backend.recall(Validation(val), candidate)
         if recall < best:
-            say(f"round {index}: a new tree lowers recall from {best:.2%} to {recall:.2%}: rejected, the old is kept")
+            on_message(
+                f"round {index}: a new tree lowers recall from {best:.2%} to {recall:.2%}: rejected, the old is kept"
+            )
             break
-        say(f"round {index}: a new tree takes recall from {best:.2%} to {recall:.2%}: kept")
+        on_message(f"round {index}: a new tree takes recall from {best:.2%} to {recall:.2%}: kept")
         model, best = candidate, recall
     return model.eval()
 

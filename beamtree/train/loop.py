@@ -82,7 +82,7 @@ def fit(
                 checkpointer.save(progress, last=t + 1 == run.total or monitor.is_over(progress))
             if on_step is not None:
                 on_step(t + 1, run.total, loss)
-        model.trained_on_beams = method.walks
+        model.trained_on_beams = method.uses_beam
         checkpointer.restore_best(progress)
     model.ids = model.ids if data.ids is None else data.ids
     items = data.item_numbers().flatten().cpu()
@@ -158,7 +158,7 @@ class Run:
         """The objects that take the steps, draw batches, save checkpoints and measure recall."""
         device = self.model.tree.device
         learner = model = backend.place(self.model, device)
-        scorer, grace = model.scorer.learner(), 0
+        scorer, grace = model.scorer.trainable_part(), 0
         if scorer is not model.scorer:  # only a part of the scorer is trained by gradients
             learner = TreeModel(model.tree, scorer, chained=self.method.chained, first_level=model.first_level)
             grace = self.schedule.warm_steps(self.total)

@@ -134,7 +134,7 @@ class TrainingSettings:
     @property
     def schedule(self) -> Schedule:
         """The learning rate and the warm-up."""
-        warm_up = tdm(2 * self.beam_size) if self.recipe.warm_up and self.method.walks else None
+        warm_up = tdm(2 * self.beam_size) if self.recipe.warm_up and self.method.uses_beam else None
         return Schedule(self.lr, self.recipe.shape, warm_up)
 
 

@@ -18,7 +18,7 @@ import polars as pl
 import torch
 from scipy.sparse import load_npz
 
-from beamtree.classify.documents import Opened, open_documents
+from beamtree.classify.documents import LoadedDocuments, open_documents
 from beamtree.classify.matrix import empty
 from beamtree.research.label_comparison import (
     ALL,
@@ -48,7 +48,7 @@ def read(path: Path) -> tuple[str, Sets]:
     frames = [frame.filter(pl.col("split") == split) for split in ("train", "test")]
     lists = [part["labels"].cast(pl.List(pl.String)).to_list() for part in frames]
     opened = [
-        Opened(part["text"].to_list(), empty(0, 0), labels, num_labels)
+        LoadedDocuments(part["text"].to_list(), empty(0, 0), labels, num_labels)
         for part, labels in zip(frames, lists, strict=True)
     ]
     beside, names = path.with_suffix(".labels.parquet"), {}

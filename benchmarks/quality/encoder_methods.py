@@ -59,16 +59,16 @@ class NodeVectors(Scorer):
         self.inner = nn.Parameter(rows[:first].clone())
         self.register_buffer("leaves", rows[first:])
 
-    def context(self, tree: Tree, x: Tensor) -> Tensor:
+    def prepare(self, tree: Tree, x: Tensor) -> Tensor:
         return x
 
-    def whole_level(self, context: Tensor, tree: Tree, level: int) -> Tensor:
+    def whole_level(self, prepared: Tensor, tree: Tree, level: int) -> Tensor:
         span = tree.level(level)
-        return context @ (self.leaves if level == tree.height else self.inner[span.start : span.stop]).T
+        return prepared @ (self.leaves if level == tree.height else self.inner[span.start : span.stop]).T
 
-    def forward(self, context: Tensor, level: int, nodes: Tensor) -> Tensor:
-        index = (nodes - self.tree.level(level).start).clamp(min=0).expand(len(context), -1)
-        return self.whole_level(context, self.tree, level).gather(1, index).masked_fill(nodes == PAD, -torch.inf)
+    def forward(self, prepared: Tensor, level: int, nodes: Tensor) -> Tensor:
+        index = (nodes - self.tree.level(level).start).clamp(min=0).expand(len(prepared), -1)
+        return self.whole_level(prepared, self.tree, level).gather(1, index).masked_fill(nodes == PAD, -torch.inf)
 
     def settings(self) -> dict[str, Any]:
         return {}
@@ -150,7 +150,7 @@ def main() -> None:
     for path in args.sets:
         name, sets = read(path)
         x, x_test = (from_any(each) for each in sets.ours)
-        classifier = bt.Classifier(cost=0.5).fit(sets.ours[0], sparse(sets.train_y), verbose=False).model
+        classifier = bt.Classifier(C=0.5).fit(sets.ours[0], sparse(sets.train_y), verbose=False).model
         encoder, parts = classifier.encoder, classifier.parts(x_test)
         data, u = instances(encoder, x, sets.train_y), vectors(encoder, x_test)
         leaves = torch.from_numpy(np.concatenate([encoder.labels, encoder.biases[:, None]], axis=1))

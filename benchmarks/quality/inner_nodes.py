@@ -65,11 +65,11 @@ class InnerNodesScorer(Scorer):
         self.register_buffer("scale", torch.ones(height + 1))
         self.register_buffer("bias", torch.zeros(height + 1))
 
-    def context(self, tree: Tree, x: Tensor) -> Any:
-        return self.sum.context(tree, x)
+    def prepare(self, tree: Tree, x: Tensor) -> Any:
+        return self.sum.prepare(tree, x)
 
-    def forward(self, context: Any, level: int, nodes: Tensor) -> Tensor:
-        logits: Tensor = self.sum(context, level, nodes)
+    def forward(self, prepared: Any, level: int, nodes: Tensor) -> Tensor:
+        logits: Tensor = self.sum(prepared, level, nodes)
         logits = logits.detach() if level == self.height and not self.leaves else logits
         return (logits * self.scale[level] + self.bias[level]).masked_fill(nodes == PAD, -torch.inf)
 
@@ -85,9 +85,9 @@ class InnerNodesScorer(Scorer):
         device = model.tree.device
         rows = torch.arange(min(USERS, len(data)), device=device)
         x, y = data.to(device).batch(rows, torch.Generator(device).manual_seed(0))
-        positives, context = any_relevant(model.tree, y), self.sum.context(model.tree, x)
+        positives, prepared = any_relevant(model.tree, y), self.sum.prepare(model.tree, x)
         for step in list(walk(model.query(x), beam_size)):
-            scores = self.sum(context, step.level, step.candidates)
+            scores = self.sum(prepared, step.level, step.candidates)
             labels, real = positives[step.level].at(step.candidates), scores > -torch.inf
             self.scale[step.level], self.bias[step.level] = logistic(scores[real], labels[real])
 
@@ -157,7 +157,7 @@ def search(model, users, find, scale, batch_size=64):
         recalls.append(torch.stack([recall(hit, relevant, m) for m in M if m <= items.shape[1]], dim=1))
         with torch.no_grad():
             leaves = model.tree.leaf_of_item(items[:, : M[0]])
-            scores = model.scorer(model.scorer.context(model.tree, x), model.tree.height, leaves)
+            scores = model.scorer(model.scorer.prepare(model.tree, x), model.tree.height, leaves)
         p.append((scores * scale[0] + scale[1]).sigmoid().mean(1).cpu())
     return torch.cat(recalls), torch.cat(p)
 

@@ -90,9 +90,9 @@ def main() -> None:
             drawn = join([(groups.ravel(), np.repeat(np.arange(x.rows), k))])
             rows = {
                 "plt": plt,
-                "tdm": train_linear(x, forest, pairs, visited=[everyone, drawn]),
-                "beam": train_linear(x, forest, pairs, visited=[everyone, visited]),
-                "otm": train_linear(x, forest, [positive, pairs[1]], visited=[everyone, visited]),
+                "tdm": train_linear(x, forest, pairs, negatives=[everyone, drawn]),
+                "beam": train_linear(x, forest, pairs, negatives=[everyone, visited]),
+                "otm": train_linear(x, forest, [positive, pairs[1]], negatives=[everyone, visited]),
             }
             for parts, weights in (("linear", Weights(0.0, 0.0)), ("linear and memory", Weights(0.5, 0.0))):
                 first = None

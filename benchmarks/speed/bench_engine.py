@@ -67,7 +67,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     model = untrained_model(args.items, args.device)
-    options = EngineOptions(args.beam_size, args.window / 1000, args.batch, max_queue=1 << 20, slow=math.inf)
+    options = EngineOptions(args.beam_size, args.window / 1000, args.batch, max_queue=1 << 20, degrade_after=math.inf)
     engine = Engine(LoadedRun(LiveModel(model), "bench", "0"), options)
     queries = histories(model.ids, 4096)
     query_all(engine, queries, args.m, args.open, 5.0)  # a GPU records what recurs

@@ -48,7 +48,7 @@ def check_logits(model: TreeModel, x: Tensor) -> float:
     path = tree.path(nodes[0]) if scorer.share else nodes[0].unsqueeze(1)
     rows = scorer.table.weight[path].sum(1)
     rows = rows + scorer.table.weight[0] if scorer.share else rows
-    hidden = query.context.user[:, tree.height].unsqueeze(1) + rows @ scorer.of_node.weight.T
+    hidden = query.prepared.user[:, tree.height].unsqueeze(1) + rows @ scorer.of_node.weight.T
     for slope, layer in zip(scorer.slopes, scorer.layers, strict=True):
         hidden = layer(prelu(hidden.flatten(0, 1), slope).view_as(hidden))
     expected = hidden.squeeze(-1)

@@ -57,7 +57,7 @@ class IALSSearch:
 
     def user(self, x: Tensor) -> Tensor:
         """The vector of each history."""
-        user: Tensor = self.part.context(self.model.tree, x).user
+        user: Tensor = self.part.prepare(self.model.tree, x).user
         return user
 
     def exact(self, x: Tensor, m: int) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,7 @@ from beamtree import PAD, Tree, kernels
 from beamtree.scorers import DeepScorer, Scorer
 
 
-class ReferenceContext(NamedTuple):
+class PreparedReference(NamedTuple):
     tree: Tree
     x: Tensor  # histories [B, T]
     vectors: Tensor  # of every node [num_nodes, dim]
@@ -28,13 +28,13 @@ class ReferenceScorer(Scorer):
         super().__init__()
         self.deep = deep
 
-    def context(self, tree: Tree, x: Tensor) -> ReferenceContext:
+    def prepare(self, tree: Tree, x: Tensor) -> PreparedReference:
         deep = self.deep
         vectors = deep.table.vectors(tree) if deep.share else deep.table.weight
-        return ReferenceContext(tree, x, vectors, torch.cat([deep.of_user.weight, deep.of_node.weight], dim=1))
+        return PreparedReference(tree, x, vectors, torch.cat([deep.of_user.weight, deep.of_node.weight], dim=1))
 
-    def forward(self, context: ReferenceContext, level: int, nodes: Tensor) -> Tensor:
-        tree, x, vectors, first = context
+    def forward(self, prepared: PreparedReference, level: int, nodes: Tensor) -> Tensor:
+        tree, x, vectors, first = prepared
         lifted = tree.ancestor(tree.leaf_of_item(x), level)  # [B, T]
         behaviours = embedding(lifted.clamp(min=0), vectors)  # [B, T, dim]
         windows = self.deep.windows[:, : x.shape[1]] * (lifted != PAD).unsqueeze(1)  # [B, windows, T]
@@ -56,7 +56,7 @@ class ReferenceScorer(Scorer):
 
 
 class WithoutKernels:
-    """A context in which the kernels of `beamtree.kernels` are not used."""
+    """A block in which the kernels of `beamtree.kernels` are not used."""
 
     def __enter__(self) -> None:
         self.fits = kernels.fits

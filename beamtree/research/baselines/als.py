@@ -24,7 +24,7 @@ FACTORS, ITERATIONS, REGULARISATION, ALPHA = 64, 15, 0.05, 10.0  # of `als`
 TRIAL_DIM = 48  # factors with which λ and α₀ are tried, as in the closed form
 POWERS = (0.0, 0.3, 0.6, 1.0)  # p: recency of the history
 REPEATS = (-torch.inf, 0.0, 0.03, 0.1, 0.3, 1.0)  # w: the weight of the history itself
-DEFAULTS = {"penalty": 0.015, "everywhere": 0.01, "recency": 0.3, "repeats": 0.0}
+DEFAULTS = {"penalty": 0.015, "unobserved_weight": 0.01, "recency": 0.3, "repeats": 0.0}
 
 
 class ALS:
@@ -75,7 +75,7 @@ def ials(events: Events, num_items: int, val: BeforeAfter | None = None) -> Tune
         trials: list[Trial] = []
 
         def quality(pair: tuple[float, float]) -> float:
-            strength = dict(zip(("penalty", "everywhere"), pair, strict=True))
+            strength = dict(zip(("penalty", "unobserved_weight"), pair, strict=True))
             found = _trials(log, _factors(log, strength, TRIAL_DIM), strength)
             trials.extend(found)
             return max(float(recalls.mean()) for _, recalls in found)
@@ -90,7 +90,7 @@ def ials(events: Events, num_items: int, val: BeforeAfter | None = None) -> Tune
 
 def _factors(log: ShuffledLog, settings: Settings, dim: int) -> Factors:
     return implicit_als(
-        log.events, log.num_items, dim=dim, penalty=settings["penalty"], everywhere=settings["everywhere"]
+        log.events, log.num_items, dim=dim, penalty=settings["penalty"], unobserved_weight=settings["unobserved_weight"]
     )
 
 

@@ -27,13 +27,13 @@ ROUNDS, ROUND_STEPS, ROUND_RATE = 3, 0.25, 0.5  # of tree learning; each round's
 
 Net = TypeVar("Net", bound=torch.nn.Module)
 Untrained = Callable[[int, dict[str, Tensor]], Net]  # (M, the weights it will load) -> model
-Note = Callable[[str], None]  # takes a line about a row
+OnMessage = Callable[[str], None]  # takes a line about a row
 
 
 # Rows without a tree. Their libraries are imported only for them, so that tree rows need only torch.
 
 
-def plain_row(name: str, row: Row, experiment: Experiment, note: Note) -> Retriever:
+def plain_row(name: str, row: Row, experiment: Experiment, on_message: OnMessage) -> Retriever:
     """A baseline of `research.baselines`; a tuned one notes the settings it chose."""
     from beamtree.research.baselines import build
 
@@ -41,11 +41,11 @@ def plain_row(name: str, row: Row, experiment: Experiment, note: Note) -> Retrie
     baseline = build(name, data.train.events, data.num_items, data.val)
     settings: dict[str, float] = getattr(baseline, "settings", {})
     if settings:
-        note(", ".join(f"{name} {value:g}" for name, value in settings.items()))
+        on_message(", ".join(f"{name} {value:g}" for name, value in settings.items()))
     return Retriever(leaving_out(baseline.retrieve, max(experiment.m)), baseline.num_bytes)
 
 
-def dnn_row(name: str, row: Row, experiment: Experiment, note: Note) -> Retriever:
+def dnn_row(name: str, row: Row, experiment: Experiment, on_message: OnMessage) -> Retriever:
     """YouTube product-DNN. Its two rows share the weights and differ in the search index."""
     with requires("compare", f"row {name}"):
         from beamtree.research.baselines.two_tower import BATCH, HNSWIndex, TwoTower, exact, two_tower
@@ -58,7 +58,7 @@ def dnn_row(name: str, row: Row, experiment: Experiment, note: Note) -> Retrieve
     return Retriever(leaving_out(model.retrieve, max(experiment.m)), model.num_bytes, read_seconds(folder))
 
 
-def sasrec_row(name: str, row: Row, experiment: Experiment, note: Note) -> Retriever:
+def sasrec_row(name: str, row: Row, experiment: Experiment, on_message: OnMessage) -> Retriever:
     """SASRec, trained for as many steps as the other rows."""
     from beamtree.research.baselines.sasrec import BATCH, SASRec, sasrec
 
@@ -106,9 +106,9 @@ def _load_or_train(
 # Tree rows
 
 
-def tree_row(name: str, row: Row, experiment: Experiment, note: Note) -> Retriever:
+def tree_row(name: str, row: Row, experiment: Experiment, on_message: OnMessage) -> Retriever:
     """A tree model, trained by its recipe and searched by its beam."""
-    model = train_tree_row(name, row, experiment, note)
+    model = train_tree_row(name, row, experiment, on_message)
 
     def find(x: Tensor, exclude: Tensor) -> Tensor:
         x, exclude = x.to(experiment.device), exclude.to(experiment.device)
@@ -117,9 +117,9 @@ def tree_row(name: str, row: Row, experiment: Experiment, note: Note) -> Retriev
     return _tree_retriever(find, model, experiment.folder / name)
 
 
-def all_leaves_row(name: str, row: Row, experiment: Experiment, note: Note) -> Retriever:
+def all_leaves_row(name: str, row: Row, experiment: Experiment, on_message: OnMessage) -> Retriever:
     """OTM's scorer on every leaf, to show what its beam loses."""
-    model = train_tree_row("otm", row, experiment, note)
+    model = train_tree_row("otm", row, experiment, on_message)
 
     def find(x: Tensor, exclude: Tensor) -> Tensor:
         x, exclude = x.to(experiment.device), exclude.to(experiment.device)
@@ -141,13 +141,13 @@ def num_steps(row: Row, experiment: Experiment) -> int:
     return round(experiment.steps * (1 + ROUNDS * ROUND_STEPS)) if row.joint else experiment.steps
 
 
-def train_tree_row(name: str, row: Row, experiment: Experiment, note: Note) -> TreeModel:
+def train_tree_row(name: str, row: Row, experiment: Experiment, on_message: OnMessage) -> TreeModel:
     """Train a row, resume it, or load it if it is finished."""
     folder, data = experiment.folder / name, experiment.data
     begin(folder, {**experiment.training(row), "row": name})
     if holds_model(folder):
         for line in read_json(folder / NOTES, "remove the folder and compare again") if row.joint else ():
-            note(line)
+            on_message(line)
         return load_model(folder, experiment.device, scorers=row.scorers)
     with timed(folder):
         settings = experiment.settings(row)
@@ -156,7 +156,7 @@ def train_tree_row(name: str, row: Row, experiment: Experiment, note: Note) -> T
         model = build_model(settings, data, experiment.tree)
         write_run(folder, settings.describe(data.folder, experiment.options(row)))
         if row.joint:
-            model, progress = _train_jointly(experiment, settings, model, folder, note)
+            model, progress = _train_jointly(experiment, settings, model, folder, on_message)
         else:
             progress = _train(experiment, settings, model, folder / TRAINING)
         finish_run(folder, progress.as_dict())
@@ -174,15 +174,15 @@ def _train(experiment: Experiment, settings: TrainingSettings, model: TreeModel,
 
 
 def _train_jointly(
-    experiment: Experiment, settings: TrainingSettings, model: TreeModel, folder: Path, note: Note
+    experiment: Experiment, settings: TrainingSettings, model: TreeModel, folder: Path, on_message: OnMessage
 ) -> tuple[TreeModel, Progress]:
     """Train a model and its tree in turn. The progress is that of the first training."""
     notes: list[str] = []
     progress: list[Progress] = []
 
-    def on_message(line: str) -> None:
+    def keep(line: str) -> None:
         notes.append(line)
-        note(line)
+        on_message(line)
 
     def train(model: TreeModel, turn: int, checkpoints: Path | None) -> None:
         """Train a model in place: fully at first, then briefly after each change of its tree."""
@@ -205,7 +205,7 @@ def _train_jointly(
         rounds=ROUNDS,
         seed=experiment.seed,
         folder=folder / TRAINING,
-        say=on_message,
+        on_message=keep,
     )
     write_json(folder / NOTES, notes)
     return model, progress[0]

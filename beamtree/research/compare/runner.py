@@ -105,20 +105,20 @@ def _load_or_measure(experiment: Experiment, name: str, row: Row, has_unseen: bo
         return stored
     notes: list[str] = []
 
-    def note(line: str) -> None:
+    def on_message(line: str) -> None:
         notes.append(line)
         experiment.on_message(f"{name}: {line}")
 
     experiment.on_message(f"{name}: begun")
     start = time.monotonic()
-    retriever = row.make(name, row, experiment, note)
+    retriever = row.make(name, row, experiment, on_message)
     training_seconds = retriever.training_seconds or time.monotonic() - start
 
     users = experiment.data.test
     x, _ = users.batch(torch.arange(min(64, len(users))))
     retriever.retrieve(x, torch.empty(len(x), 0, dtype=torch.int64))  # the first search is slow and not counted
     if retriever.kept_the_start:
-        note("training did not improve on the start; kept the start")
+        on_message("training did not improve on the start; kept the start")
 
     def measured(exclude_seen: bool) -> Result:
         search_seconds = 0.0

@@ -57,10 +57,10 @@ class EngineOptions(NamedTuple):
     """How requests are batched and searched."""
 
     beam_size: int = DEFAULT_BEAM_SIZE  # k of requests that do not set it
-    window: float = 0.002  # seconds to wait for more requests after the first
-    max_batch: int = 64  # histories that are searched together; fewer where these would take longer than `slow`
+    batch_window: float = 0.002  # seconds to wait for more requests after the first
+    max_batch: int = 64  # histories that are searched together; fewer if they take `degrade_after`
     max_queue: int = 512  # histories that may wait
-    slow: float = 0.04  # seconds in the queue after which the beam is narrowed
+    degrade_after: float = 0.04  # seconds in the queue after which the beam is narrowed
 
 
 class Engine:
@@ -75,8 +75,8 @@ class Engine:
     def __init__(
         self, run: LoadedRun, options: EngineOptions, on_batch: Callable[[int, float], None] | None = None
     ) -> None:
-        self.beam_size, self.window, self.max_batch, self.max_queue, slow = options
-        self.load_control = LoadControl(slow)
+        self.beam_size, self.batch_window, self.max_batch, self.max_queue, degrade_after = options
+        self.load_control = LoadControl(degrade_after)
         self.waiting = 0  # histories in the queue
         self._loaded, self._masks = run, MaskCache()
         self._queue: deque[Job] = deque()
@@ -156,15 +156,17 @@ class Engine:
             self._idle = False
             idle_seconds = time.monotonic() - self._last_batch_end
         if was_idle and not self._stopped and self.waiting < self.max_batch:
-            time.sleep(self.window)
+            time.sleep(self.batch_window)
         with self._condition:
             if not self._queue:
                 return []
             now = time.monotonic()
             self.load_control.observe(now, now - self._queue[0].submitted, idle_seconds if was_idle else 0.0)
             max_rows = self.max_batch
-            if self._seconds_per_row * max_rows > self.load_control.slow:  # so that later requests do not wait for long
-                max_rows = min(max_rows, max(MIN_BATCH, int(self.load_control.slow / self._seconds_per_row)))
+            if (
+                self._seconds_per_row * max_rows > self.load_control.degrade_after
+            ):  # so that later requests do not wait for long
+                max_rows = min(max_rows, max(MIN_BATCH, int(self.load_control.degrade_after / self._seconds_per_row)))
             batch = [self._queue.popleft()]
             rows = batch[0].rows
             while self._queue and rows + self._queue[0].rows <= max_rows:

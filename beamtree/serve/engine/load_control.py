@@ -27,12 +27,12 @@ def narrow_beam(beam: BeamSize, step: int, m: int, tuned: BeamSize | None = None
 class LoadControl:
     """Decides by how many steps the beam is narrowed.
 
-    A request that waited longer than `slow` seconds narrows the beam by a step. After a while without long waits the
-    beam widens by a step, sooner where the search thread has idle time.
+    A request that waited longer than `degrade_after` seconds narrows the beam by a step. After a while without long
+    waits the beam widens by a step, sooner where the search thread has idle time.
     """
 
-    def __init__(self, slow: float) -> None:
-        self.slow, self.step = slow, 0
+    def __init__(self, degrade_after: float) -> None:
+        self.degrade_after, self.step = degrade_after, 0
         self._last_step = self._last_long_wait = 0.0  # by the clock that `observe` is given
         self._idle = 0.0  # seconds since the last step
 
@@ -40,9 +40,9 @@ class LoadControl:
         """Record how long the oldest request of a batch waited and how long the thread was idle before; the step."""
         self.step = self.step_after(idle)
         self._idle += idle
-        if waited > self.slow / 2:
+        if waited > self.degrade_after / 2:
             self._last_long_wait = now
-        if waited > self.slow:
+        if waited > self.degrade_after:
             if self.step < MAX_STEPS and now - self._last_step > MIN_STEP_SECONDS:
                 self._set_step(self.step + 1, now)
         elif self.step:

@@ -12,13 +12,13 @@ from beamtree import __version__
 from beamtree.serve.http.docs_page import add_docs_page
 from beamtree.serve.http.errors import ERRORS, add_error_handlers, json_response
 from beamtree.serve.http.metrics import CONTENT_TYPE
-from beamtree.serve.http.middleware import Guarded, RequestGuard
+from beamtree.serve.http.middleware import GuardedService, RequestGuard
 from beamtree.serve.http.openapi import complete_openapi
 from beamtree.serve.http.plain_route import PlainRoute, add_plain_routes
 from beamtree.serve.http.schemas import Model
 
 
-class Served(Guarded, Protocol):
+class Served(GuardedService, Protocol):
     """What these routes need to know of a service."""
 
     def ready_json(self) -> dict[str, Any]:

@@ -22,7 +22,7 @@ GONE = 499  # is counted where a client left before the response began
 READ_HEADERS = {b"authorization", b"content-type", b"content-length"}
 
 
-class Guarded(Protocol):
+class GuardedService(Protocol):
     """What the guard needs to know of a service."""
 
     access: Access
@@ -38,7 +38,7 @@ class RequestGuard:
     is told that nobody reads. So the rest of the body is read and dropped first, up to a limit.
     """
 
-    def __init__(self, app: ASGIApp, service: Guarded) -> None:
+    def __init__(self, app: ASGIApp, service: GuardedService) -> None:
         self.app, self.service = app, service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -12,7 +12,7 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from beamtree.serve.http.middleware import Guarded
+from beamtree.serve.http.middleware import GuardedService
 
 HEADER_SECONDS, HEADER_BYTES = 10.0, 1 << 16  # limits for the path and the headers of a request
 KEEP_ALIVE_SECONDS = 75  # longer than most load balancers keep idle connections
@@ -109,7 +109,7 @@ class HeaderTimeoutProtocol(HttpToolsProtocol):
 class Server(uvicorn.Server):
     """Stops on a signal with exit code 0: reports not ready for `drain` seconds, then finishes requests in flight."""
 
-    def __init__(self, config: uvicorn.Config, service: Guarded, drain: float) -> None:
+    def __init__(self, config: uvicorn.Config, service: GuardedService, drain: float) -> None:
         super().__init__(config)
         self._service, self._drain = service, drain
 
@@ -142,7 +142,7 @@ def url_of(listening: socket.socket, for_others: bool = False) -> str:
     return f"http://{'[' + host + ']' if ':' in host else host}:{port}"
 
 
-def make_server(app: ASGIApp, service: Guarded, drain: float = 1.0) -> Server:
+def make_server(app: ASGIApp, service: GuardedService, drain: float = 1.0) -> Server:
     """A server for the application of a service; `drain` as in `Server`."""
     config = uvicorn.Config(
         app,
