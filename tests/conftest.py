@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: the threads of small operations wait for each other
 
+import polars as pl
 import pytest
 import torch
 from command import beamtree
@@ -13,6 +14,7 @@ from filelock import FileLock
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from sample_logs import cyclic_log
+from topics import topic_texts
 
 import beamtree as bt
 from beamtree import PAD, Tree, TreeModel
@@ -145,3 +147,30 @@ MARKET_TRAIN += ["--batch-size", "40"]
 @pytest.fixture(scope="session")
 def market_data(market_folder):
     return bt.load_data(market_folder / "prepared")
+
+
+@pytest.fixture(scope="session")
+def topic_classifier():
+    """A classifier of 600 texts of topics, one of whose labels has a name. Leave it as it is."""
+    texts, labels = topic_texts(600)
+    return bt.Classifier(trees=2, group=8).fit(texts, labels, names={"t03": "topic3word0 topic3word1"}, verbose=False)
+
+
+@pytest.fixture(scope="session")
+def topics_folder(build_once):
+    """Texts of topics (`train.parquet`, `test.parquet`), names of labels, and a classifier (`runs/topics`)."""
+
+    def build(folder):
+        texts, labels = topic_texts(300)
+        frame = pl.DataFrame({"title": texts, "subjects": labels})
+        frame.head(250).write_parquet(folder / "train.parquet")
+        frame.tail(50).write_parquet(folder / "test.parquet")
+        ids = sorted({label for each in labels for label in each})
+        pl.DataFrame({"label": ids, "name": [f"Topic {label[1:]}" for label in ids]}).write_csv(folder / "names.csv")
+        done = beamtree(
+            "classify", "train", "train.parquet", "--out", "runs/topics", "--label-names", "names.csv", "--group", "8",
+            folder=folder,
+        )  # fmt: skip
+        assert "beamtree classify predict runs/topics" in done.stdout
+
+    return build_once("topics", build)
