@@ -10,7 +10,7 @@ import torch
 from command import beamtree
 from hypothesis import given
 from hypothesis import strategies as st
-from test_closed import NUM_ITEMS, by_user, make_events
+from test_closed_form import NUM_ITEMS, by_user, make_events
 
 import beamtree as bt
 from beamtree import PAD

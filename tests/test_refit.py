@@ -10,7 +10,7 @@ from command import beamtree
 from ranks import run_ranks
 from sample_logs import cyclic_log
 from test_contexts import device_log
-from test_spread_parts import told_by
+from test_sharded_storage import told_by
 
 import beamtree as bt
 from beamtree.cli import train as train_command
