@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from contextlib import closing
 from dataclasses import dataclass
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: the threads of small operations wait for each other
@@ -14,11 +15,15 @@ from filelock import FileLock
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from sample_logs import cyclic_log
+from serving import serving
 from topics import topic_texts
 
 import beamtree as bt
 from beamtree import PAD, Tree, TreeModel
+from beamtree.live import Journal
+from beamtree.live.labels import LiveClassifier
 from beamtree.scorers import FixedScorer
+from beamtree.serve.http.classify import ClassifierService, make_classifier_app
 
 settings.register_profile("beamtree", deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("beamtree")
@@ -174,3 +179,15 @@ def topics_folder(build_once):
         assert "beamtree classify predict runs/topics" in done.stdout
 
     return build_once("topics", build)
+
+
+@pytest.fixture(scope="module")
+def label_client(tmp_path_factory):
+    """A client of a service of labels that may change: 80 texts on four topics, with a label for each topic."""
+    words = [[f"topic{t}word{i}" for i in range(6)] for t in range(4)]
+    texts = [f"{words[n % 4][n % 6]} {words[n % 4][n // 4 % 6]}" for n in range(80)]
+    classifier = bt.Classifier(group=2).fit(texts, [[f"t{n % 4}"] for n in range(80)], verbose=False)
+    with closing(Journal(tmp_path_factory.mktemp("journal"))) as journal:
+        service = ClassifierService(LiveClassifier(classifier, journal), "run")
+        with serving(service, make_classifier_app) as client:
+            yield client

@@ -2,7 +2,6 @@
 
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -13,7 +12,19 @@ from types import ModuleType
 import polars as pl
 import pytest
 from command import beamtree
-from test_retrieve import HISTORIES, ITEMS, expected, make_run, read_answers, same, write_log, write_rows
+from sample_answers import (
+    ITEMS,
+    MANY,
+    all_answers,
+    content,
+    expected,
+    make_popular_run,
+    same,
+    write_log,
+    write_parts,
+    write_rows,
+    write_users,
+)
 
 from beamtree.ingest import arrays, numbering
 from beamtree.ingest.prepare import Executor, prepare
@@ -36,31 +47,6 @@ def ray():
 
 
 # Logs
-
-
-def write_parts(folder, *, times=True, parts=5, seed=7):
-    """A log of some faults, in parts: ids to be trimmed, missing ones, repeats, ties, users in several parts."""
-    draw = random.Random(seed)
-    folder.mkdir()
-    for part in range(parts):
-        rows = []
-        for _ in range(0 if part == 3 else draw.randrange(100, 300)):
-            user, item = f"u{draw.randrange(40)}", str(int(60 * draw.random() ** 2))
-            user = (
-                draw.choice([user, user, f" {user}", f"{user}\t"]) if draw.random() < 0.97 else draw.choice([None, " "])
-            )
-            item = item if draw.random() < 0.97 else draw.choice([None, "", "é\u2003"])
-            rows += [{"who": user, "what": item, "timestamp": draw.randrange(90), "stars": 5}] * draw.choice(
-                [1, 1, 1, 2]
-            )
-        schema = {"who": pl.String, "what": pl.String, "timestamp": pl.Int64, "stars": pl.Int64}
-        frame = pl.DataFrame(rows, schema=schema)
-        frame.drop([] if times else ["timestamp"]).write_parquet(folder / f"part.{part:03}.parquet")
-    return folder
-
-
-def content(folder):
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
 OPTIONS = [
@@ -205,30 +191,7 @@ def test_a_worker_with_other_versions_is_one_line(ray, monkeypatch):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    return make_run(tmp_path_factory.mktemp("runs") / "run", ITEMS)
-
-
-MANY = {f"u{user}": [ITEMS[(user * 5 + place) % 57] for place in range(1 + user % 9)] for user in range(60)} | HISTORIES
-
-
-def write_users(folder, write=write_rows, parts=4):
-    folder.mkdir()
-    names = list(MANY)
-    for part in range(parts):
-        write(folder / f"part-{part}.parquet", {name: MANY[name] for name in names[part::parts]})
-    write_rows(folder / "part-none.parquet", {}) if write is write_rows else None
-    return folder
-
-
-def all_answers(folder):
-    """The answers of all parts; no user twice."""
-    found = {}
-    for path in sorted(folder.glob("*.parquet")):
-        if len(pl.read_parquet(path)):
-            some = read_answers(path)
-            assert not some.keys() & found.keys()
-            found |= some
-    return dict(sorted(found.items()))
+    return make_popular_run(tmp_path_factory.mktemp("runs") / "run", ITEMS)
 
 
 def run_job(job, source, folder, run_tasks):
@@ -444,7 +407,7 @@ def test_the_command_answers_parts(tmp_path, run):
 
 def test_a_folder_of_another_run_is_left_alone(tmp_path, run):
     write_users(tmp_path / "users")
-    other = make_run(tmp_path / "other", ITEMS[::-1])
+    other = make_popular_run(tmp_path / "other", ITEMS[::-1])
     words = ["retrieve", run, "--input", "users", "--output", "out"]
     beamtree(*map(str, words), folder=tmp_path)
     before = content(tmp_path / "out")

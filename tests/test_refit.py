@@ -8,9 +8,8 @@ import pytest
 import torch
 from command import beamtree
 from ranks import run_ranks
-from sample_logs import cyclic_log
-from test_contexts import device_log
-from test_sharded_storage import told_by
+from sample_logs import cyclic_log, device_log
+from sample_scorers import told_by
 
 import beamtree as bt
 from beamtree.cli import train as train_command
