@@ -169,17 +169,18 @@ def damage(path):
     path.write_bytes(whole)
 
 
-@pytest.mark.parametrize("engine", ["here", "ray"])
-def test_a_damaged_part_is_named(tmp_path, ray, engine):
+@pytest.mark.parametrize("engine", ["here", pytest.param("ray", marks=pytest.mark.extended)])
+def test_a_damaged_part_is_named(tmp_path, request, engine):
     log = write_parts(tmp_path / "log")
     damage(log / "part.002.parquet")
-    asked = {"engine": ray.engine} if engine == "ray" else {}
+    asked = {"engine": request.getfixturevalue("ray").engine} if engine == "ray" else {}
     with pytest.raises(ValueError, match=r"part\.002\.parquet cannot be read: ") as error:
         prepare(log, tmp_path / "out", user="who", item="what", **asked)
     assert "\n" not in str(error.value)
     assert sorted(os.listdir(tmp_path)) == ["log"]
 
 
+@pytest.mark.extended
 def test_a_worker_with_other_versions_is_one_line(ray, monkeypatch):
     monkeypatch.setattr(ray_cluster, "versions", lambda: "beamtree 9 and Polars 9")
     with pytest.raises(ValueError, match="not beamtree 9 and Polars 9: install the same versions there"):
@@ -202,6 +203,7 @@ def run_job(job, source, folder, run_tasks):
     return total
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("write", [write_rows, pytest.param(write_log, marks=slow)])
 def test_parts_are_answered_the_same_here_and_on_ray(tmp_path, ray, run, write):
     users = write_users(tmp_path / "users", write)
@@ -314,6 +316,7 @@ def test_workers_without_a_place_are_not_waited_for(tmp_path, monkeypatch, ray, 
     same(all_answers(Path("out")), dict(sorted(expected(run, MANY).items())))
 
 
+@pytest.mark.extended
 def test_a_cluster_without_a_place_is_one_line(tmp_path, monkeypatch, ray, run):
     """It counts a GPU that no machine has, as one does whose machine has gone."""
     monkeypatch.setattr(ray_cluster, "START_SECONDS", 2)
@@ -328,6 +331,7 @@ def test_a_cluster_without_a_place_is_one_line(tmp_path, monkeypatch, ray, run):
         )
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("device", "gpus", "line"),
     [

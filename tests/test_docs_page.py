@@ -37,6 +37,7 @@ def execute(tab, address, path):
     return answer.inner_text()
 
 
+@pytest.mark.extended
 def test_a_request_is_sent_and_nothing_comes_from_elsewhere(tab, run):
     with serving(make_service(run, open_changing)) as client:
         address = f"http://127.0.0.1:{client.port}/"

@@ -176,7 +176,7 @@ def test_the_numbers_are_those_of_before_to_the_digit(data, plain, tmp_path, cap
 
 
 def test_contexts_are_as_before_to_the_digit():
-    log, options = device_log(), {"context": ["device", "other"], "split": "leave-one-out", "verbose": False}
+    log, options = device_log(users=150), {"context": ["device", "other"], "split": "leave-one-out", "verbose": False}
     plain = bt.Recommender(**QUICK, refit=False).fit(log, **options)
     shop = bt.Recommender(**QUICK).fit(log, **options)
     assert "context" in shop.model.scorer.names
