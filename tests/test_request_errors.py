@@ -56,7 +56,7 @@ def wrong_bodies(body, fields):
 
 
 def check_bodies(client, bodies, schema):
-    refused, unnamed = 0, []
+    refused, unnamed, asked = 0, [], set()
     for path, method, body in bodies:
         ours = next(each for each in schema["paths"] if re.fullmatch(re.sub(r"\{\w+\}", "[^/]+", each), path))
         for content in schema["paths"][ours][method]["requestBody"]["content"].values():
@@ -64,6 +64,9 @@ def check_bodies(client, bodies, schema):
         fields = schema["components"]["schemas"][names[0]]["properties"]
         for place, wrong in wrong_bodies(body, fields):
             sent = json.dumps(wrong)
+            if (path, method, sent) in asked:  # examples have wrong bodies in common
+                continue
+            asked.add((path, method, sent))
             reply = client.request(method, path, content=sent, headers={"content-type": "application/json"})
             if reply.status_code < 400:
                 continue
