@@ -10,14 +10,14 @@ from torch import Tensor
 from torch.nn.functional import log_softmax, logsigmoid, pad
 
 from beamtree import kernels
-from beamtree.checks import positive_int
+from beamtree.errors import positive_int
 from beamtree.kernels import search_cpu
 from beamtree.kernels.cuda_graphs import CudaGraphCache
 from beamtree.kernels.search_cpu import search_parts
+from beamtree.kernels.threads import one_thread, parallel_map
 from beamtree.mask import NodeMask
 from beamtree.metrics import hits
 from beamtree.model import Query, State, TreeModel
-from beamtree.threads import one_thread, parallel_map
 from beamtree.tree import PAD, Tree
 
 Expand = Callable[[Tensor, State], State]

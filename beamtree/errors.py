@@ -1,10 +1,11 @@
-"""Error messages: short, on one line, and with the cause that a user can do something about.
+"""Error messages, short and on one line, and checks of arguments that several modules share.
 
 The library raises ValueError and OSError for mistakes a user can fix. The command prints them as one line and exits
 with code 2: see `beamtree.cli.errors`.
 """
 
 import errno
+import operator
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -16,6 +17,8 @@ T = TypeVar("T")
 
 DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 CUT_SHORT = re.compile(r"\d+ requested and \d+ written")  # how numpy reports a full disk
+NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+MAX_LENGTH = 100  # characters of a number
 
 
 def short_message(error: BaseException | str, limit: int = 300) -> str:
@@ -66,3 +69,58 @@ def lookup(table: Mapping[str, T], kind: str, name: str) -> T:
     if name not in table:
         raise ValueError(f"{kind} {name!r} is unknown: choose from {', '.join(table)}")
     return table[name]
+
+
+# Numbers that are given as text, and arguments
+
+
+def is_number(text: str) -> bool:
+    """Whether a text is a number in the digits 0 to 9; Python also reads 1_000, nan, and digits of other scripts."""
+    return len(text) <= MAX_LENGTH and NUMBER.fullmatch(text.strip()) is not None
+
+
+def parse_number(text: str) -> int | float:
+    """The number that a text is; a ValueError where it is none."""
+    if not is_number(text):
+        raise ValueError(f"{text[:40]!r} is not a number")
+    return int(text) if text.strip().lstrip("+-").isdigit() else float(text)
+
+
+def parse_int(text: str) -> int:
+    """The whole number that a text is; a ValueError where it is none."""
+    number = parse_number(text)
+    if isinstance(number, float):
+        raise ValueError(f"{text[:40]!r} is not a whole number")
+    return number
+
+
+def as_float(value: object) -> float:
+    """A number, also as text, as a float; a TypeError or a ValueError where it is none."""
+    try:
+        return float(parse_number(value) if isinstance(value, str) else value)  # type: ignore[arg-type]
+    except OverflowError:  # an int beyond all floats
+        raise ValueError("a number is too large") from None
+
+
+def positive_int(name: str, value: object) -> int:
+    """An integer of Python or numpy as an int; a ValueError where it is not one or below 1."""
+    try:
+        number = 0 if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        number = 0
+    if number > 0:
+        return number
+    raise ValueError(f"{name}={value!r}: give a whole number of at least 1")
+
+
+def check_device(device: str) -> None:
+    """Raise a ValueError where torch cannot compute on a device."""
+    import torch  # takes a second, which messages need not wait for
+
+    offered = "cpu or cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        total = float(torch.ones(1, device=device).sum())  # a device such as meta holds no numbers
+    except (RuntimeError, AssertionError, NotImplementedError) as error:  # the second from a torch without CUDA
+        raise ValueError(f"device {device!r} is not here: this machine offers {offered}") from error
+    if total != 1:
+        raise ValueError(f"device {device!r} does not compute: this machine offers {offered}")

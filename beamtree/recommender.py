@@ -15,19 +15,19 @@ import torch
 from torch import Tensor
 
 from beamtree.beam import BeamSize, default_beam_size
-from beamtree.checks import check_device, positive_int
 from beamtree.data import Ids, Prepared
 from beamtree.data.catalogue import Catalogue
 from beamtree.data.contexts import Context
 from beamtree.data.frames import check_frame_kind, frame_kind, is_pandas, make_frame
 from beamtree.data.ids import as_given, as_id
 from beamtree.data.prepared import DESCRIPTION
-from beamtree.errors import requires
+from beamtree.errors import check_device, positive_int, requires
 from beamtree.evaluate import Evaluation, all_cuts, evaluate, warnings_about
 from beamtree.files.atomic import edit_folder, is_replaceable
 from beamtree.files.staging import remove
 from beamtree.ingest.inputs import any_builder, open_log, pack_data, table_argument, unpack_data
 from beamtree.ingest.report import describe_log
+from beamtree.kernels.threads import ChangeLock
 from beamtree.live import LiveModel, NewItem
 from beamtree.live.content import added_report
 from beamtree.live.live_model import ItemCounts, SavedChanges
@@ -82,7 +82,6 @@ from beamtree.storage.runs import (
 )
 from beamtree.storage.settings import fingerprint, holds_model
 from beamtree.storage.tuned import remove_stale_beam
-from beamtree.threads import ChangeLock
 from beamtree.train.backend import current_backend
 from beamtree.train.loop import OnStep
 from beamtree.train.options import MakeScorer, Recipe, TrainingOptions

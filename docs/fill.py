@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from beamtree.evaluate import Score
-from beamtree.list_metrics import LIST_METRICS
+from beamtree.evaluate.beyond_accuracy import LIST_METRICS
 from beamtree.research.compare.report import MARKDOWN, cost_grid, legend, measured_users, score_grid
 from beamtree.research.paper.cells import Cell, half_interval
 

@@ -29,12 +29,12 @@ ROWS = [
     {"candidates", "builders"},
     {"targets", "beam"},
     {"model"},
-    {"scorers", "theory", "segments"},
+    {"scorers", "theory"},
     {"data"},
-    {"loss", "metrics", "list_metrics", "kernels"},
+    {"loss", "metrics", "kernels"},
     {"tree"},
-    {"mask", "files", "threads", "progress"},
-    {"checks", "errors"},
+    {"mask", "files", "progress"},
+    {"errors"},
 ]
 HEIGHT = {room: -index for index, row in enumerate(ROWS) for room in row}
 # The command line, pictures and baselines bring libraries of their own; so do these files.

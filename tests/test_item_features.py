@@ -14,12 +14,13 @@ from sample_logs import cyclic_log
 
 import beamtree as bt
 from beamtree.closed_form.content import LEFT_OUT, FeatureMatrix
+from beamtree.closed_form.part_weights import Candidates
 from beamtree.data.csr import CSR, group_rows
 from beamtree.ingest.item_features import ItemFeatures
 from beamtree.live.edits import incoming, mean_partners, outgoing
-from beamtree.parts import acceptance
 from beamtree.parts.acceptance import WHOLE
 from beamtree.parts.content import features_weight
+from beamtree.parts.processes import Processes
 from beamtree.scorers import MemoryScorer, SumScorer
 from beamtree.scorers.memory import recency_weights
 
@@ -289,10 +290,13 @@ def test_a_refit_keeps_what_the_training_users_chose(rare_log, grouped):
 
 
 def test_features_are_weighed_on_the_model_before_its_refit(rare_log, plain, monkeypatch):
-    measured, shop, make = [], copy(plain), acceptance.Candidates
-    monkeypatch.setattr(
-        acceptance, "Candidates", lambda tree, parts, *rest: measured.append(parts[WHOLE]) or make(tree, parts, *rest)
-    )
+    measured, shop = [], copy(plain)
+
+    def candidates(tree, parts, *rest):
+        measured.append(parts[WHOLE])
+        return Candidates(tree, parts, *rest)
+
+    monkeypatch.setattr(Processes, "candidates", staticmethod(candidates))
     names = shop.ids.names
     shop.update_items(pl.DataFrame({"item": names, "group": [chr(65 + int(name) // 20) for name in names]}))
     (scorer,) = measured

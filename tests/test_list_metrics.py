@@ -13,7 +13,7 @@ import beamtree as bt
 from beamtree import PAD
 from beamtree.data import BeforeAfter, Events
 from beamtree.evaluate import measure
-from beamtree.list_metrics import LIST_METRICS, ItemFacts
+from beamtree.evaluate.beyond_accuracy import LIST_METRICS, ItemFacts
 from beamtree.metrics import recall, weighted_hits
 
 ITEMS = 12

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import beamtree as bt
-from beamtree.checks import as_float, is_number, parse_int, parse_number
 from beamtree.classify.matrix import from_dicts
 from beamtree.cli.options import parse_beam
 from beamtree.data.contexts import as_number
 from beamtree.data.times import as_time
+from beamtree.errors import as_float, is_number, parse_int, parse_number
 from beamtree.ingest.documents import read_documents
 from beamtree.ingest.event_weights import event_weights
 from beamtree.ingest.times import TimeScale

@@ -12,8 +12,8 @@ from sample_logs import cyclic_log
 
 import beamtree as bt
 from beamtree.data import BeforeAfter, Events
-from beamtree.list_metrics import ItemFacts
-from beamtree.segments import HISTORIES, SEGMENTS, by_popularity, by_time
+from beamtree.evaluate.beyond_accuracy import ItemFacts
+from beamtree.evaluate.slices import HISTORIES, SEGMENTS, by_popularity, by_time
 
 WEEK = 7 * 86_400
 START = int(datetime.datetime(2020, 3, 2, 15, 30, tzinfo=datetime.UTC).timestamp())

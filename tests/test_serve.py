@@ -595,7 +595,7 @@ PREPARES_FOR_LONG = """
 import time
 from beamtree.__main__ import main
 from beamtree.live import LiveModel
-from beamtree.threads import parallel_map
+from beamtree.kernels.threads import parallel_map
 LiveModel.warm_up = lambda self: parallel_map(time.sleep, [600, 600])
 main()
 """

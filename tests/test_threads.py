@@ -7,7 +7,7 @@ import torch
 
 from beamtree.closed_form.als import implicit_als
 from beamtree.data import Events
-from beamtree.threads import available_cpus, one_thread, parallel_map, use_threads
+from beamtree.kernels.threads import available_cpus, one_thread, parallel_map, use_threads
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +55,7 @@ def test_a_container_has_the_cpus_of_its_quota(tmp_path, monkeypatch, files, exp
 
 
 def test_the_number_given_wins_and_a_variable_of_the_user_is_left_alone(monkeypatch):
-    monkeypatch.setattr("beamtree.threads.available_cpus", lambda: 1)
+    monkeypatch.setattr("beamtree.kernels.threads.available_cpus", lambda: 1)
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     use_threads()
     assert torch.get_num_threads() == 2

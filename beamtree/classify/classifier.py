@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from beamtree.checks import positive_int
 from beamtree.classify.documents import (
     check_ids,
     is_text,
@@ -30,9 +29,10 @@ from beamtree.classify.text import TextFeatures
 from beamtree.data import Ids
 from beamtree.data.frames import check_frame_kind, make_frame
 from beamtree.data.ids import Id, as_id
+from beamtree.errors import positive_int
 from beamtree.evaluate import Evaluation, all_cuts
+from beamtree.kernels.threads import ChangeLock
 from beamtree.progress import Reporter, clock
-from beamtree.threads import ChangeLock
 
 BEAM_SIZE = 10
 VALIDATION = 2_000  # documents, at most a fifth of all, that choose the weights of the parts

@@ -15,8 +15,8 @@ from beamtree.classify.label_tree import Forest
 from beamtree.classify.matrix import Matrix, from_entries
 from beamtree.kernels import classify as kernels
 from beamtree.kernels.sparse import starts_of
+from beamtree.kernels.threads import parallel_map
 from beamtree.progress import OnProgress, no_progress
-from beamtree.threads import parallel_map
 
 COST, TOLERANCE, ROUNDS = 0.5, 0.1, 10  # of the solver
 LEAST = 0.1  # weights below are dropped

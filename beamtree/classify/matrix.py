@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from beamtree.checks import MAX_LENGTH
+from beamtree.errors import MAX_LENGTH
 from beamtree.kernels.sparse import starts_of
 
 LARGEST = float(np.finfo(np.float32).max)

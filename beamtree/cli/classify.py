@@ -12,15 +12,14 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from beamtree.checks import positive_int
 from beamtree.classify import Classifier
 from beamtree.classify.documents import open_documents, read_label_names
 from beamtree.cli import options
 from beamtree.cli.console import note, out, print_table, printable, write
 from beamtree.cli.serve import option
-from beamtree.errors import lookup, requires
+from beamtree.errors import lookup, positive_int, requires
 from beamtree.files.atomic import check_writable, write_json
-from beamtree.threads import use_threads
+from beamtree.kernels.threads import use_threads
 
 classify = typer.Typer(
     no_args_is_help=True,

@@ -10,15 +10,15 @@ import typer
 from rich.table import Table
 
 from beamtree.beam import DEFAULT_BEAM_SIZE
-from beamtree.checks import check_device
 from beamtree.cli import options
 from beamtree.cli.console import draw, note, print_table, progress, write
 from beamtree.data import load_data
-from beamtree.errors import lookup
+from beamtree.errors import check_device, lookup
 from beamtree.evaluate import named_metrics
 from beamtree.files.atomic import write_atomically, write_json
 from beamtree.files.staging import folder_lock
 from beamtree.ingest.inputs import tree_builder
+from beamtree.kernels.threads import use_threads
 from beamtree.research.compare import ROWS, Experiment, Result, compare
 from beamtree.research.compare.report import (
     Grid,
@@ -34,7 +34,6 @@ from beamtree.research.compare.report import (
 )
 from beamtree.research.compare.rows import STRONG
 from beamtree.research.compare.runner import check_rows, total_steps
-from beamtree.threads import use_threads
 from beamtree.train.recipes import RECIPES, default_sizes
 
 DEFAULT_ROWS = "item-cf,youtube-dnn,hsm,plt,tdm,jtm,otm,otm-no-beam,otm-no-optest,otm-mixed,otm-joint"

@@ -24,18 +24,18 @@ from beamtree.evaluate import (
     named_metrics,
     warnings_about,
 )
+from beamtree.evaluate.beyond_accuracy import LIST_METRICS
+from beamtree.evaluate.slices import SEGMENTS
 from beamtree.files.atomic import write_json
-from beamtree.list_metrics import LIST_METRICS
+from beamtree.kernels.threads import use_threads
 from beamtree.live.refit import before_refit, model_to_measure, seed_of
 from beamtree.live.saved import load_changes
 from beamtree.model import TreeModel
 from beamtree.research.baselines import BASELINES, build
 from beamtree.research.compare.report import strength
 from beamtree.scorers import context_names
-from beamtree.segments import SEGMENTS
 from beamtree.storage.runs import data_folder, ids_of, open_data, open_model, read_run
 from beamtree.storage.settings import fingerprint
-from beamtree.threads import use_threads
 
 _BEFORE: dict[str, Any] = {}  # the run that was measured last in this process, and its model before the refit
 

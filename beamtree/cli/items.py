@@ -7,11 +7,11 @@ import typer
 
 from beamtree.cli import options
 from beamtree.cli.console import progress, write
+from beamtree.kernels.threads import use_threads
 from beamtree.live.renewal import edit_run
 from beamtree.parts.content import ContentPart, features_weight
 from beamtree.recommender import Recommender
 from beamtree.serve.item_client import ItemClient, is_url
-from beamtree.threads import use_threads
 
 
 def change_items(

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_type_hi
 import typer
 
 from beamtree.beam import DEFAULT_BEAM_SIZE, BeamSize, as_text
-from beamtree.checks import is_number, parse_int
 from beamtree.cli.console import note
 from beamtree.data import BeforeAfter, Prepared
+from beamtree.errors import is_number, parse_int
 from beamtree.evaluate import ALL_METRICS
 from beamtree.files.atomic import check_writable
 from beamtree.ingest.columns import FORMATS

@@ -8,12 +8,11 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from beamtree.checks import as_float, check_device
 from beamtree.cli import options
 from beamtree.cli.compare import run_comparison
 from beamtree.cli.console import draw, out, print_table, progress, write
 from beamtree.data import load_data
-from beamtree.errors import lookup
+from beamtree.errors import as_float, check_device, lookup
 from beamtree.files.atomic import write_json
 from beamtree.ingest.inputs import tree_builder
 from beamtree.research.compare import table as compare_table

@@ -9,8 +9,8 @@ from beamtree.cli.console import write
 from beamtree.errors import lookup
 from beamtree.files.atomic import write_json
 from beamtree.ingest.columns import FORMATS
+from beamtree.kernels.threads import use_threads
 from beamtree.live.renewal import PREVIOUS, renew, roll_back
-from beamtree.threads import use_threads
 
 WORSE = 3  # the exit code if the renewed model is worse and was not saved
 

@@ -11,21 +11,21 @@ import torch
 import typer
 from torch import Tensor
 
-from beamtree.checks import check_device
 from beamtree.cli import options
 from beamtree.cli.console import details, percent, progress, silence, write
 from beamtree.data import Prepared, load_data
 from beamtree.distributed.group import is_restarted
 from beamtree.distributed.training import join
+from beamtree.errors import check_device
 from beamtree.files.atomic import check_writable
 from beamtree.ingest.inputs import TreeBuilder, tree_builder
+from beamtree.kernels.threads import use_threads
 from beamtree.live.content import added_report
 from beamtree.live.refit import refit_report, refit_to_all
 from beamtree.model import TreeModel
 from beamtree.recommender import Recommender
 from beamtree.storage.runs import LOG, RUN, TRAINING, TrainingLog, check_free, finish_run, read_run, write_run
 from beamtree.storage.settings import holds_model
-from beamtree.threads import use_threads
 from beamtree.train import Checkpoints, Progress, TrainingOptions, default_m, steps_done
 from beamtree.train.backend import current_backend
 from beamtree.train.recipes import (

@@ -14,8 +14,8 @@ from beamtree.data.events import Events
 from beamtree.data.factors import weighted_pairs
 from beamtree.data.seeds import draw_rows
 from beamtree.kernels import sparse
+from beamtree.kernels.threads import parallel_map
 from beamtree.scorers.factors import Factors, fold_in
-from beamtree.threads import parallel_map
 
 CELLS = 1 << 18  # entries that are solved for in one batch
 CELLS_PER_THREAD = 1 << 13  # and in one thread of a CPU: their vectors fit into its cache

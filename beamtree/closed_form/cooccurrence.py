@@ -12,7 +12,7 @@ from beamtree.data.csr import CSR, entries_of_rows, group_rows, sum_duplicates
 from beamtree.data.events import Events
 from beamtree.data.factors import weighted_pairs
 from beamtree.kernels import sparse
-from beamtree.threads import one_thread
+from beamtree.kernels.threads import one_thread
 
 PAIRS_AT_ONCE = 1 << 22  # pairs that are listed at once
 DENSE = 1 << 26  # cells up to which a matrix is summed dense

@@ -11,11 +11,11 @@ from beamtree.beam import retrieve
 from beamtree.closed_form.calibration import calibrate
 from beamtree.data import HISTORY, BeforeAfter, Data
 from beamtree.kernels import sparse
+from beamtree.kernels.threads import parallel_map
 from beamtree.metrics import default_m, hits
 from beamtree.model import TreeModel
 from beamtree.scorers import Scorer, as_sum, with_contexts
 from beamtree.storage.tensors import NotFiniteError
-from beamtree.threads import parallel_map
 from beamtree.tree import PAD, Tree, distinct
 
 T = TypeVar("T")

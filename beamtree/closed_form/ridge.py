@@ -13,8 +13,8 @@ from torch import Tensor
 from beamtree.closed_form.cooccurrence import Entries, ItemMatrix
 from beamtree.data.csr import CSR, strongest_in_rounds
 from beamtree.kernels import sparse
+from beamtree.kernels.threads import parallel_map
 from beamtree.scorers.memory import PARTNERS
-from beamtree.threads import parallel_map
 
 T = TypeVar("T")
 

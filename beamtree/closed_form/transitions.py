@@ -12,9 +12,9 @@ from beamtree.data.csr import CSR, strongest
 from beamtree.data.events import Events
 from beamtree.data.views import HISTORY, RandomCrops, random_crops
 from beamtree.kernels import sparse
+from beamtree.kernels.threads import one_thread
 from beamtree.scorers.factors import newest_of_each
 from beamtree.scorers.memory import PARTNERS
-from beamtree.threads import one_thread
 
 WINDOW = 10  # events between the two of a pair, at most
 BACKWARD = 0.3  # weight of a pair in the opposite order

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from beamtree.checks import parse_number
 from beamtree.data.ids import as_id
+from beamtree.errors import parse_number
 from beamtree.tree import PAD
 
 Context = Mapping[str, object]  # the value of each column; those that are missing or None are not known

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from beamtree.checks import is_number, parse_number
+from beamtree.errors import is_number, parse_number
 
 EPOCH = datetime.datetime(1970, 1, 1)
 UNITS = (1, 10**3, 10**6, 10**9)  # units of a Unix time per second

@@ -42,10 +42,10 @@ from beamtree.distributed.partition import Shard
 from beamtree.distributed.sharded_table import ShardedTable
 from beamtree.distributed.sharding import ShardedMemoryScorer
 from beamtree.evaluate import Find
+from beamtree.kernels.threads import one_thread
 from beamtree.parts.closed_form import ClosedForm
 from beamtree.scorers import FactorScorer, MemoryScorer, PopularityScorer, Scorer
 from beamtree.scorers.factors import Factors
-from beamtree.threads import one_thread
 
 T = TypeVar("T")
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import polars as pl
 
-from beamtree.checks import as_float
+from beamtree.errors import as_float
 from beamtree.ingest.columns import KIND, usual_column
 
 Kinds = Mapping[str, float] | str

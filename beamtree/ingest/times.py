@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 import polars as pl
 
-from beamtree.checks import is_number
 from beamtree.data.times import DATES, EPOCH, PLAUSIBLE, UNITS, parse_date
+from beamtree.errors import is_number
 
 WHITESPACE = "".join(filter(str.isspace, map(chr, range(0x3001))))  # what str.strip() removes, as at retrieval
 LARGEST = decimal.Decimal(2**63 - 1)

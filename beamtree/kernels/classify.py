@@ -8,7 +8,7 @@ import numpy as np
 
 from beamtree.kernels import compiling
 from beamtree.kernels.sparse import starts_of
-from beamtree.threads import in_spans, parallel_map, spans
+from beamtree.kernels.threads import in_spans, parallel_map, spans
 
 EXAMPLE_POWER = 4  # of cosines: with less, examples take the place of better labels; with more, they find few
 _SCRATCH = local()  # of the searches of a thread

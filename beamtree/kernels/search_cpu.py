@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from beamtree.kernels import compiling
+from beamtree.kernels.threads import in_spans
 from beamtree.mask import NodeMask
-from beamtree.threads import in_spans
 from beamtree.tree import Tree
 
 MAX_PRODUCTS = 4  # of a sum

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from beamtree.kernels import compiling
-from beamtree.threads import parallel_map, spans
+from beamtree.kernels.threads import parallel_map, spans
 
 ROWS_AT_ONCE = 512  # that a thread solves for
 READ = 0.2  # entries that conjugate gradients read in all rounds, as a share of the cells: they take half of Cholesky

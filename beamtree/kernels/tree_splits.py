@@ -6,7 +6,7 @@ from torch import Tensor
 
 from beamtree.kernels import compiling
 from beamtree.kernels.sparse import starts_of
-from beamtree.threads import parallel_map, spans
+from beamtree.kernels.threads import parallel_map, spans
 
 
 def divide(size: Tensor, along: Tensor, arity: int) -> Tensor:

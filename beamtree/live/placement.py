@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from beamtree.beam import best_scores
-from beamtree.checks import as_float
 from beamtree.data import HISTORY, Events, Prepared
 from beamtree.data.ids import as_id
+from beamtree.errors import as_float
 from beamtree.model import TreeModel
 from beamtree.query import id_list, pad_histories
 from beamtree.scorers import FactorScorer

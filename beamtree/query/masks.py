@@ -10,12 +10,12 @@ from torch import Tensor
 
 from beamtree.data import Ids
 from beamtree.data.catalogue import Catalogue
+from beamtree.kernels.threads import ChangeLock
 from beamtree.mask import NodeMask
 from beamtree.model import TreeModel
 from beamtree.query.request import Filter
 from beamtree.query.rules import Boost, Rules
 from beamtree.query.selection import AppliedRules, Groups, Values, Where, values_of, where_of
-from beamtree.threads import ChangeLock
 from beamtree.tree import PAD
 
 K = TypeVar("K")

@@ -18,6 +18,7 @@ from beamtree.beam import BeamSize, default_beam_size, retrieve, retrieve_each, 
 from beamtree.data import Ids
 from beamtree.data.catalogue import Catalogue
 from beamtree.data.ids import as_id
+from beamtree.kernels.threads import one_thread
 from beamtree.mask import NodeMask
 from beamtree.model import TreeModel
 from beamtree.progress import OnProgress, no_progress
@@ -36,7 +37,6 @@ from beamtree.query.response import RecommendResponse, joined
 from beamtree.query.rules import POOL, Rules
 from beamtree.query.selection import AppliedRules, SearchHits, SelectedItem, Selection
 from beamtree.scorers import context_part
-from beamtree.threads import one_thread
 from beamtree.tree import PAD
 
 BATCH = 256  # histories of one request that are searched together

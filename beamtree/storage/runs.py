@@ -24,10 +24,9 @@ from typing import Any
 
 import torch
 
-from beamtree.checks import check_device
 from beamtree.data import Ids, Prepared, load_data
 from beamtree.data.prepared import DESCRIPTION, read_description
-from beamtree.errors import explain_full_disk
+from beamtree.errors import check_device, explain_full_disk
 from beamtree.files.atomic import write_atomically
 from beamtree.files.checksums import check_file, file_checksum, read_checked_json, regular_file, write_checked_json
 from beamtree.files.staging import move_into_place, remove, staging_folder

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from beamtree.beam import retrieve
 from beamtree.builders import random_tree
-from beamtree.checks import check_device
 from beamtree.data import gaussian
 from beamtree.data.seeds import mix
+from beamtree.errors import check_device
 from beamtree.methods import METHODS, Method, sized
 from beamtree.model import TreeModel
 from beamtree.research.paper.cells import Cell, Key, cell, expected

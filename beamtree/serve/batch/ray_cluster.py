@@ -20,7 +20,7 @@ import polars as pl
 from beamtree import __version__
 from beamtree.errors import requires, short_message
 from beamtree.ingest.prepare import Executor
-from beamtree.threads import available_cpus
+from beamtree.kernels.threads import available_cpus
 
 STOP_SECONDS = 60  # to wait for cancelled tasks
 CONNECT_SECONDS = 60  # within which a cluster must answer

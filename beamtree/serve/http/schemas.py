@@ -13,7 +13,7 @@ from pydantic import (
     StringConstraints,
 )
 
-from beamtree.checks import parse_int
+from beamtree.errors import parse_int
 
 MAX_ID_LENGTH = 500  # characters
 MAX_INT = 2**63 - 1

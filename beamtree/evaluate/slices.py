@@ -10,7 +10,7 @@ from torch import Tensor
 
 from beamtree.data import BeforeAfter
 from beamtree.data.times import EPOCH, common_unit
-from beamtree.list_metrics import ItemFacts
+from beamtree.evaluate.beyond_accuracy import ItemFacts
 
 DAY = 86_400  # seconds
 PERIODS = (3_600, DAY, 7 * DAY, 28 * DAY, 91 * DAY, 182 * DAY, 364 * DAY)  # of which the shortest that gives few

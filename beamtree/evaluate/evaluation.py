@@ -10,16 +10,15 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from beamtree.beam import DEFAULT_BEAM_SIZE, BeamSize, retrieve
-from beamtree.checks import positive_int
 from beamtree.data import BeforeAfter, Data, Events, Prepared
 from beamtree.data.frames import make_frame
 from beamtree.data.times import in_micros
-from beamtree.errors import lookup
-from beamtree.list_metrics import LIST_METRICS, ItemFacts, ListMetric
+from beamtree.errors import lookup, positive_int
+from beamtree.evaluate.beyond_accuracy import LIST_METRICS, ItemFacts, ListMetric
+from beamtree.evaluate.slices import SEGMENTS
 from beamtree.metrics import METRICS, Metric, bootstrap, few_users, hits, num_relevant, recall, weighted_hits
 from beamtree.model import TreeModel
 from beamtree.scorers import TableScorer, with_contexts
-from beamtree.segments import SEGMENTS
 from beamtree.tree import PAD
 
 Find = Callable[[Tensor, Tensor], Tensor]  # (users x, items to exclude [B, E]) -> the best items, best first

@@ -1,0 +1,41 @@
+"""What a model finds for users whose choices are known, also apart for periods, users and items."""
+
+from beamtree.evaluate.evaluation import (
+    ALL_METRICS,
+    WEIGHTED_RECALL,
+    Evaluation,
+    Find,
+    FittedUsers,
+    NothingNewError,
+    OnUsers,
+    Score,
+    all_cuts,
+    evaluate,
+    item_facts,
+    leaving_out,
+    measure,
+    named_metrics,
+    search_function,
+    summarise,
+    warnings_about,
+)
+
+__all__ = [
+    "ALL_METRICS",
+    "WEIGHTED_RECALL",
+    "Evaluation",
+    "Find",
+    "FittedUsers",
+    "NothingNewError",
+    "OnUsers",
+    "Score",
+    "all_cuts",
+    "evaluate",
+    "item_facts",
+    "leaving_out",
+    "measure",
+    "named_metrics",
+    "search_function",
+    "summarise",
+    "warnings_about",
+]
