@@ -78,7 +78,7 @@ def random_frame(rng: random.Random) -> pl.DataFrame:
             "u8": column(integers(0, 2**8 - 1), pl.UInt8),
             "u16": column(integers(0, 2**16 - 1), pl.UInt16),
             "u32": column(integers(0, 2**32 - 1), pl.UInt32),
-            "u64": column(integers(0, 2**63 - 1), pl.UInt64),  # SQLite has no more; tests/test_where.py has
+            "u64": column(integers(0, 2**63 - 1), pl.UInt64),  # SQLite has no more; tests/test_expressions.py has
             "i8": column(integers(-(2**7), 2**7 - 1), pl.Int8),
             "i16": column(integers(-(2**15), 2**15 - 1), pl.Int16),
             "i32": column(integers(-(2**31), 2**31 - 1), pl.Int32),

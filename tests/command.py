@@ -48,3 +48,10 @@ def wait_for(condition, seconds=60):
         assert time.monotonic() < end
         time.sleep(0.02)
     return value
+
+
+WITHOUT = """
+import sys
+names = {names!r}
+sys.modules.update(dict.fromkeys(names))
+"""

@@ -2,10 +2,12 @@
 
 import os
 import shutil
+from contextlib import closing
 from dataclasses import dataclass
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: the threads of small operations wait for each other
 
+import polars as pl
 import pytest
 import torch
 from command import beamtree
@@ -13,10 +15,15 @@ from filelock import FileLock
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from sample_logs import cyclic_log
+from serving import serving
+from topics import topic_texts
 
 import beamtree as bt
 from beamtree import PAD, Tree, TreeModel
+from beamtree.live import Journal
+from beamtree.live.labels import LiveClassifier
 from beamtree.scorers import FixedScorer
+from beamtree.serve.http.classify import ClassifierService, make_classifier_app
 
 settings.register_profile("beamtree", deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("beamtree")
@@ -145,3 +152,42 @@ MARKET_TRAIN += ["--batch-size", "40"]
 @pytest.fixture(scope="session")
 def market_data(market_folder):
     return bt.load_data(market_folder / "prepared")
+
+
+@pytest.fixture(scope="session")
+def topic_classifier():
+    """A classifier of 600 texts of topics, one of whose labels has a name. Leave it as it is."""
+    texts, labels = topic_texts(600)
+    return bt.Classifier(trees=2, group=8).fit(texts, labels, names={"t03": "topic3word0 topic3word1"}, verbose=False)
+
+
+@pytest.fixture(scope="session")
+def topics_folder(build_once):
+    """Texts of topics (`train.parquet`, `test.parquet`), names of labels, and a classifier (`runs/topics`)."""
+
+    def build(folder):
+        texts, labels = topic_texts(300)
+        frame = pl.DataFrame({"title": texts, "subjects": labels})
+        frame.head(250).write_parquet(folder / "train.parquet")
+        frame.tail(50).write_parquet(folder / "test.parquet")
+        ids = sorted({label for each in labels for label in each})
+        pl.DataFrame({"label": ids, "name": [f"Topic {label[1:]}" for label in ids]}).write_csv(folder / "names.csv")
+        done = beamtree(
+            "classify", "train", "train.parquet", "--out", "runs/topics", "--label-names", "names.csv", "--group", "8",
+            folder=folder,
+        )  # fmt: skip
+        assert "beamtree classify predict runs/topics" in done.stdout
+
+    return build_once("topics", build)
+
+
+@pytest.fixture(scope="module")
+def label_client(tmp_path_factory):
+    """A client of a service of labels that may change: 80 texts on four topics, with a label for each topic."""
+    words = [[f"topic{t}word{i}" for i in range(6)] for t in range(4)]
+    texts = [f"{words[n % 4][n % 6]} {words[n % 4][n // 4 % 6]}" for n in range(80)]
+    classifier = bt.Classifier(group=2).fit(texts, [[f"t{n % 4}"] for n in range(80)], verbose=False)
+    with closing(Journal(tmp_path_factory.mktemp("journal"))) as journal:
+        service = ClassifierService(LiveClassifier(classifier, journal), "run")
+        with serving(service, make_classifier_app) as client:
+            yield client

@@ -7,6 +7,10 @@ import traceback
 
 import torch
 
+from beamtree.distributed.sharded_table import ShardedTable
+from beamtree.distributed.sharding import is_sharded
+from beamtree.distributed.training import join
+
 # Ranks are copies of one process that has imported all of this once: that takes seconds, and a copy none.
 FORKED = multiprocessing.get_context("forkserver")
 FORKED.set_forkserver_preload(["beamtree", "pytest"])
@@ -52,3 +56,34 @@ def _begin(rank, size, port, found, work, arguments):
         found.put((rank, True, work(*arguments)))
     except BaseException:
         found.put((rank, False, traceback.format_exc()))
+
+
+def whole(model):
+    """All weights of a model, of whichever rank they are."""
+    weights = {name: value.tolist() for name, value in model.scorer.state_dict().items()}
+    if is_sharded(model):
+        table = model.scorer.table
+        assert isinstance(table, ShardedTable)
+        rows = torch.zeros(table.num_nodes, table.weight.shape[1], dtype=table.weight.dtype)
+        ranks = table.shard.ranks
+        for place, (nodes, own) in enumerate(table.shard.spans()):
+            if place or ranks.is_first:
+                rows[nodes.start : nodes.stop] = table.weight.detach()[own]
+        weights["table.weight"] = ranks.sum_(rows).tolist()
+    return weights
+
+
+def farthest(one, other):
+    one, other = (
+        {name: torch.tensor(value, dtype=torch.float64) for name, value in each.items()} for each in (one, other)
+    )
+    return max(float((one[name] - other[name]).abs().max()) for name in one)
+
+
+def errors_of(work, *arguments):
+    join()
+    try:
+        work(*arguments)
+    except (ValueError, OSError) as error:
+        return str(error)
+    return ""

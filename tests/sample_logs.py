@@ -1,15 +1,17 @@
 """Small logs whose structure is known."""
 
+import datetime
 import random
+from itertools import pairwise
 
 import numpy as np
 import polars as pl
 import torch
 
+from beamtree import PAD
 from beamtree.data import Events
 from beamtree.data.ids import write_ids
 from beamtree.data.prepared import write_folder
-from beamtree.tree import PAD
 
 
 def cyclic_log(users=120, items=60, seed=0, repeats=False):
@@ -66,3 +68,70 @@ def write_prepared(folder, events, item_ids, user_ids, **sections):
         return {"num_users": len(events), "num_items": len(item_ids), "users": sections}
 
     write_folder(folder, fill)
+
+
+def some_events(counts, num_items, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    offsets = torch.tensor([0, *counts]).cumsum(0)
+    return Events(offsets, torch.randint(num_items, (int(offsets[-1]),), generator=generator), "some")
+
+
+def walks(users, items, length):
+    """Users who walk around a ring of items, each with a stride of their own: only the order tells the next item."""
+    generator = torch.Generator().manual_seed(0)
+    start = torch.randint(items, (users, 1), generator=generator)
+    stride = torch.tensor([1, 2, 3, 5, 7])[torch.randint(5, (users, 1), generator=generator)]
+    item = (start + stride * torch.arange(length)) % items
+    user, time = torch.meshgrid(torch.arange(users), torch.arange(length), indexing="ij")
+    columns = {"user": user, "item": item, "time": time}
+    return pl.DataFrame({name: column.flatten().numpy() for name, column in columns.items()})
+
+
+DEVICES = ("phone", "desktop")
+
+FIRST_TIME = 1_700_000_000
+
+
+def device_log(users=300, pairs=60, seed=0, useful=True):
+    """Each user likes some pairs of items: the first of a pair is chosen on the phone, the second on the desktop."""
+    draw = np.random.default_rng(seed)
+    rows = []
+    for user in range(users):
+        liked = draw.choice(pairs, 12, replace=False)
+        for t in range(int(draw.integers(8, 24))):
+            device = int(draw.integers(2))
+            item = 2 * int(draw.choice(liked)) + (device if useful else int(draw.integers(2)))
+            rows.append((f"u{user}", f"i{item:03}", FIRST_TIME + 5000 * t, DEVICES[device], "x" if t % 3 else None))
+    return pl.DataFrame(rows, schema=["user", "item", "timestamp", "device", "other"], orient="row")
+
+
+ITEM_NAMES = [f"i{number:02}" for number in range(60)]
+
+
+def shop_table():
+    """The price of item n is n, its stock n % 4, and its brand one of five."""
+    return pl.DataFrame(
+        {
+            "item": ITEM_NAMES,
+            "name": [f"Title {number}" for number in range(60)],
+            "category": [f"group {number // 10}" for number in range(60)],
+            "price": range(60),
+            "stock": [number % 4 for number in range(60)],
+            "brand": [f"brand {number % 5}" for number in range(60)],
+            "new": [number % 2 == 0 for number in range(60)],
+            "released": [datetime.date(2026, 1, 1) + datetime.timedelta(number) for number in range(60)],
+            "genres": [["all", f"genre {number % 3}"] for number in range(60)],
+        }
+    )
+
+
+def repeating_events(users=30, longest=9, seed=0, num_items=12):
+    """Users with 2 to 9 events, repeats among them."""
+    generator = torch.Generator().manual_seed(seed)
+    counts = torch.randint(2, longest + 1, (users,), generator=generator)
+    items = torch.randint(num_items, (int(counts.sum()),), generator=generator).int()
+    return Events(torch.nn.functional.pad(counts.cumsum(0), (1, 0)), items, "made up")
+
+
+def by_user(events):
+    return [events.items[a:b].tolist() for a, b in pairwise(events.offsets.tolist())]

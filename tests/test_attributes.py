@@ -2,7 +2,6 @@
 
 import contextlib
 import copy
-import datetime
 import multiprocessing
 import pickle
 import random
@@ -14,7 +13,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 import torch
-from sample_logs import cyclic_log
+from sample_logs import ITEM_NAMES, cyclic_log, shop_table
 from serving import make_model
 
 import beamtree as bt
@@ -23,25 +22,6 @@ from beamtree.live import Journal, LiveModel, journal, renew
 from beamtree.live.journal import compact, count_changes
 from beamtree.parts.content import features_weight
 from beamtree.query import Filter, MaskCache, Rules
-
-NAMES = [f"i{number:02}" for number in range(60)]
-
-
-def shop_table():
-    """The price of item n is n, its stock n % 4, and its brand one of five."""
-    return pl.DataFrame(
-        {
-            "item": NAMES,
-            "name": [f"Title {number}" for number in range(60)],
-            "category": [f"group {number // 10}" for number in range(60)],
-            "price": range(60),
-            "stock": [number % 4 for number in range(60)],
-            "brand": [f"brand {number % 5}" for number in range(60)],
-            "new": [number % 2 == 0 for number in range(60)],
-            "released": [datetime.date(2026, 1, 1) + datetime.timedelta(number) for number in range(60)],
-            "genres": [["all", f"genre {number % 3}"] for number in range(60)],
-        }
-    )
 
 
 @pytest.fixture(scope="module")
@@ -155,7 +135,7 @@ def test_a_table_may_bring_new_columns_and_a_mapping_not(priced, tmp_path):
     assert priced.update_items({"i03": {"colour": "red"}}) == 1
     for shop in (priced, saved_and_loaded(priced, tmp_path)):
         assert found(shop, "colour = 'red'") == {"i01", "i03"}
-        assert found(shop, "colour is null") == {*NAMES} - {"i01", "i02", "i03"}
+        assert found(shop, "colour is null") == {*ITEM_NAMES} - {"i01", "i02", "i03"}
 
 
 @pytest.mark.parametrize(
@@ -182,7 +162,7 @@ def test_what_is_not_valid_is_refused_and_nothing_changes(priced, items, words):
     with pytest.raises(ValueError, match=words):
         priced.update_items(items)
     assert priced._catalogue().attributes.equals(before)
-    assert found(priced) == {*NAMES}
+    assert found(priced) == {*ITEM_NAMES}
 
 
 # Hidden and new items
@@ -196,7 +176,7 @@ def test_changes_leave_hidden_items_hidden_and_ids_alone_show_them(priced):
     assert priced.update_items(["i01"]) == 1
     assert priced.update_items({"i02": {}, "i04": None}) == 2
     assert priced.update_items(pl.DataFrame({"item": ["i03"]})) == 1
-    assert priced.update_items(NAMES) == 0
+    assert priced.update_items(ITEM_NAMES) == 0
     assert found(priced, "price >= 100") == {"i01", "i02", "i03"}
 
 
@@ -249,7 +229,7 @@ def test_an_item_that_a_table_listed_before_it_was_added_has_what_the_table_said
         [shop_table(), shop_table().tail(1).with_columns(item=pl.lit("later"), price=pl.col("price") + 18)]
     )
     shop = bt.Recommender(steps=0, items=table).fit(cyclic_log(), test_users=10, verbose=False)
-    assert found(shop) == {*NAMES}
+    assert found(shop) == {*ITEM_NAMES}
     shop.update_items({"i01": {"price": 70}})
     shop = saved_and_loaded(shop, tmp_path)
     shop.update_items({"later": {"stock": 9}})
@@ -260,7 +240,7 @@ def test_an_item_that_a_table_listed_before_it_was_added_has_what_the_table_said
 
 def test_vectors_of_new_items_come_with_a_table_too(tmp_path):
     vectors = (torch.eye(6)[torch.arange(60) // 10] + 0.01 * torch.rand(60, 6)).tolist()
-    shop = bt.Recommender(steps=0, vectors=dict(zip(NAMES, vectors, strict=True))).fit(cyclic_log(), test_users=10)
+    shop = bt.Recommender(steps=0, vectors=dict(zip(ITEM_NAMES, vectors, strict=True))).fit(cyclic_log(), test_users=10)
     table = {"item": ["i01", "near", "far"], "price": [1, 2, 3], "vector": [vectors[1], vectors[35], vectors[55]]}
     assert shop.update_items(pl.DataFrame(table)) == 3
     best = shop.recommend(["i32", "i33", "i34"], m=62, beam_size=70)["item"].to_list()
@@ -335,7 +315,7 @@ def test_the_masks_of_expressions_stay_while_their_columns_do(priced):
 
 def test_readers_see_one_state_whatever_changes_beside_them(priced):
     """Price and stock change together, so they are always the same."""
-    priced.update_items(pl.DataFrame({"item": NAMES, "price": [0] * 60, "stock": [0] * 60}))
+    priced.update_items(pl.DataFrame({"item": ITEM_NAMES, "price": [0] * 60, "stock": [0] * 60}))
     faults, end, answers = [], threading.Event(), [0]
 
     def read():
@@ -344,6 +324,7 @@ def test_readers_see_one_state_whatever_changes_beside_them(priced):
                 if found(priced, "price != stock"):
                     faults.append("price and stock differ")
                 answers[0] += 1
+                time.sleep(0.01)  # without it the changes wait for the readers
             except Exception as error:
                 faults.append(repr(error))
 
@@ -352,13 +333,13 @@ def test_readers_see_one_state_whatever_changes_beside_them(priced):
         thread.start()
     draw = random.Random(0)
     for step in range(60):
-        some = draw.sample(NAMES, draw.randrange(1, 60))
+        some = draw.sample(ITEM_NAMES, draw.randrange(1, 60))
         if step % 3:
             priced.update_items({name: {"price": step, "stock": step} for name in some})
         else:
             priced.update_items(pl.DataFrame({"item": [*some, f"new {step}"], "price": step, "stock": step}))
     while answers[0] < 20 and not faults:
-        pass
+        time.sleep(0.01)
     end.set()
     for thread in threads:
         thread.join()

@@ -2,7 +2,6 @@
 
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -13,7 +12,19 @@ from types import ModuleType
 import polars as pl
 import pytest
 from command import beamtree
-from test_retrieve import HISTORIES, ITEMS, expected, make_run, read_answers, same, write_log, write_rows
+from sample_answers import (
+    ITEMS,
+    MANY,
+    all_answers,
+    content,
+    expected,
+    make_popular_run,
+    same,
+    write_log,
+    write_parts,
+    write_rows,
+    write_users,
+)
 
 from beamtree.ingest import arrays, numbering
 from beamtree.ingest.columns import LogColumns
@@ -37,31 +48,6 @@ def ray():
 
 
 # Logs
-
-
-def write_parts(folder, *, times=True, parts=5, seed=7):
-    """A log of some faults, in parts: ids to be trimmed, missing ones, repeats, ties, users in several parts."""
-    draw = random.Random(seed)
-    folder.mkdir()
-    for part in range(parts):
-        rows = []
-        for _ in range(0 if part == 3 else draw.randrange(100, 300)):
-            user, item = f"u{draw.randrange(40)}", str(int(60 * draw.random() ** 2))
-            user = (
-                draw.choice([user, user, f" {user}", f"{user}\t"]) if draw.random() < 0.97 else draw.choice([None, " "])
-            )
-            item = item if draw.random() < 0.97 else draw.choice([None, "", "é\u2003"])
-            rows += [{"who": user, "what": item, "timestamp": draw.randrange(90), "stars": 5}] * draw.choice(
-                [1, 1, 1, 2]
-            )
-        schema = {"who": pl.String, "what": pl.String, "timestamp": pl.Int64, "stars": pl.Int64}
-        frame = pl.DataFrame(rows, schema=schema)
-        frame.drop([] if times else ["timestamp"]).write_parquet(folder / f"part.{part:03}.parquet")
-    return folder
-
-
-def content(folder):
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
 OPTIONS = [
@@ -184,17 +170,18 @@ def damage(path):
     path.write_bytes(whole)
 
 
-@pytest.mark.parametrize("engine", ["local", "ray"])
-def test_a_damaged_part_is_named(tmp_path, ray, engine):
+@pytest.mark.parametrize("engine", ["local", pytest.param("ray", marks=pytest.mark.extended)])
+def test_a_damaged_part_is_named(tmp_path, request, engine):
     log = write_parts(tmp_path / "log")
     damage(log / "part.002.parquet")
-    asked = {"engine": ray.engine} if engine == "ray" else {}
+    asked = {"engine": request.getfixturevalue("ray").engine} if engine == "ray" else {}
     with pytest.raises(ValueError, match=r"part\.002\.parquet cannot be read: ") as error:
         prepare(log, tmp_path / "out", user="who", item="what", **asked)
     assert "\n" not in str(error.value)
     assert sorted(os.listdir(tmp_path)) == ["log"]
 
 
+@pytest.mark.extended
 def test_a_worker_with_other_versions_is_one_line(ray, monkeypatch):
     monkeypatch.setattr(ray_cluster, "versions", lambda: "beamtree 9 and Polars 9")
     with pytest.raises(ValueError, match="not beamtree 9 and Polars 9: install the same versions there"):
@@ -206,30 +193,7 @@ def test_a_worker_with_other_versions_is_one_line(ray, monkeypatch):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    return make_run(tmp_path_factory.mktemp("runs") / "run", ITEMS)
-
-
-MANY = {f"u{user}": [ITEMS[(user * 5 + place) % 57] for place in range(1 + user % 9)] for user in range(60)} | HISTORIES
-
-
-def write_users(folder, write=write_rows, parts=4):
-    folder.mkdir()
-    names = list(MANY)
-    for part in range(parts):
-        write(folder / f"part-{part}.parquet", {name: MANY[name] for name in names[part::parts]})
-    write_rows(folder / "part-none.parquet", {}) if write is write_rows else None
-    return folder
-
-
-def all_answers(folder):
-    """The answers of all parts; no user twice."""
-    found = {}
-    for path in sorted(folder.glob("*.parquet")):
-        if len(pl.read_parquet(path)):
-            some = read_answers(path)
-            assert not some.keys() & found.keys()
-            found |= some
-    return dict(sorted(found.items()))
+    return make_popular_run(tmp_path_factory.mktemp("runs") / "run", ITEMS)
 
 
 def run_job(job, source, folder, run_tasks):
@@ -240,6 +204,7 @@ def run_job(job, source, folder, run_tasks):
     return total
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("write", [write_rows, pytest.param(write_log, marks=slow)])
 def test_parts_are_answered_the_same_here_and_on_ray(tmp_path, ray, run, write):
     users = write_users(tmp_path / "users", write)
@@ -352,6 +317,7 @@ def test_workers_without_a_place_are_not_waited_for(tmp_path, monkeypatch, ray, 
     same(all_answers(Path("out")), dict(sorted(expected(run, MANY).items())))
 
 
+@pytest.mark.extended
 def test_a_cluster_without_a_place_is_one_line(tmp_path, monkeypatch, ray, run):
     """It counts a GPU that no machine has, as one does whose machine has gone."""
     monkeypatch.setattr(ray_cluster, "START_SECONDS", 2)
@@ -366,6 +332,7 @@ def test_a_cluster_without_a_place_is_one_line(tmp_path, monkeypatch, ray, run):
         )
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("device", "gpus", "line"),
     [
@@ -445,7 +412,7 @@ def test_the_command_answers_parts(tmp_path, run):
 
 def test_a_folder_of_another_run_is_left_alone(tmp_path, run):
     write_users(tmp_path / "users")
-    other = make_run(tmp_path / "other", ITEMS[::-1])
+    other = make_popular_run(tmp_path / "other", ITEMS[::-1])
     words = ["retrieve", run, "--input", "users", "--output", "out"]
     beamtree(*map(str, words), folder=tmp_path)
     before = content(tmp_path / "out")

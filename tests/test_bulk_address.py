@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from ranks import free_port
-from test_bulk import MANY, all_answers, content, write_parts, write_users
-from test_retrieve import ITEMS, expected, make_run, same
+from sample_answers import ITEMS, MANY, all_answers, content, expected, make_popular_run, same, write_parts, write_users
 
 from beamtree.ingest.prepare import prepare
 from beamtree.serve.batch import ray_cluster
@@ -78,7 +77,7 @@ def home(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    return make_run(tmp_path_factory.mktemp("runs") / "run", ITEMS)
+    return make_popular_run(tmp_path_factory.mktemp("runs") / "run", ITEMS)
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ import torch
 from command import beamtree
 from hypothesis import given
 from hypothesis import strategies as st
+from sample_logs import DEVICES, FIRST_TIME, device_log
 from serving import make_service, open_shop, serving
 
 import beamtree as bt
@@ -29,22 +30,6 @@ from beamtree.live.refit import refit_parts
 from beamtree.query import History, in_context, model_input
 from beamtree.scorers import context_part
 from beamtree.train.recipes import parts_report
-
-DEVICES = ("phone", "desktop")
-FIRST = 1_700_000_000
-
-
-def device_log(users=300, pairs=60, seed=0, useful=True):
-    """Each user likes some pairs of items: the first of a pair is chosen on the phone, the second on the desktop."""
-    draw = np.random.default_rng(seed)
-    rows = []
-    for user in range(users):
-        liked = draw.choice(pairs, 12, replace=False)
-        for t in range(int(draw.integers(8, 24))):
-            device = int(draw.integers(2))
-            item = 2 * int(draw.choice(liked)) + (device if useful else int(draw.integers(2)))
-            rows.append((f"u{user}", f"i{item:03}", FIRST + 5000 * t, DEVICES[device], "x" if t % 3 else None))
-    return pl.DataFrame(rows, schema=["user", "item", "timestamp", "device", "other"], orient="row")
 
 
 @pytest.fixture(scope="module")
@@ -126,8 +111,8 @@ def test_a_wrong_context_is_one_clear_line(tmp_path, shop, monkeypatch):
 
 def test_appended_events_bring_their_contexts(tmp_path):
     frame = device_log(users=40)
-    late = frame.filter(pl.col("timestamp") > FIRST + 40_000).with_columns(device=pl.lit("watch"))
-    early = frame.filter(pl.col("timestamp") <= FIRST + 40_000)
+    late = frame.filter(pl.col("timestamp") > FIRST_TIME + 40_000).with_columns(device=pl.lit("watch"))
+    early = frame.filter(pl.col("timestamp") <= FIRST_TIME + 40_000)
     prepare(early, tmp_path / "old", context="device,hour")
     data = load_data(tmp_path / "old")
     append_log(data, data.items, late, tmp_path / "new")
@@ -135,7 +120,7 @@ def test_appended_events_bring_their_contexts(tmp_path):
     device = [events.contexts.contexts[number]["device"] for number in events.contexts.number[events.span()].tolist()]
     hours = [events.contexts.contexts[number]["hour"] for number in events.contexts.number[events.span()].tolist()]
     times = events.times[events.span()]
-    assert [name == "watch" for name in device] == (times > FIRST + 40_000).tolist()
+    assert [name == "watch" for name in device] == (times > FIRST_TIME + 40_000).tolist()
     assert hours == [str(hour) for hour in (times // 3600 % 24).tolist()]
 
 

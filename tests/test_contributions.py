@@ -5,8 +5,16 @@ import torch
 from conftest import cases
 from hypothesis import given
 from hypothesis import strategies as st
-from test_parts import NUM_ITEMS, make_partners, make_sum
-from test_scorers import histories, make_context, make_deep, make_factors, make_sequence
+from sample_scorers import (
+    NUM_ITEMS,
+    histories,
+    make_context,
+    make_deep,
+    make_factors,
+    make_memory_sum,
+    make_partners,
+    make_sequence,
+)
 
 import beamtree as bt
 from beamtree import PAD, TreeModel
@@ -118,7 +126,7 @@ def test_where_events_work_together_each_gives_what_is_lost_without_it(tree, mon
 
 
 def test_parts_of_a_sum_count_with_their_weights_on_the_leaves(tree):
-    scorer, x = make_sum(tree), histories(NUM_ITEMS)
+    scorer, x = make_memory_sum(tree), histories(NUM_ITEMS)
     scorer.weights[:-1] = 7.0  # of other levels
     scorer.set_weights(repeats=0.0)
     scorer.weights[-1, 2] = 0.3

@@ -2,7 +2,6 @@
 
 import pytest
 from serving import make_service, open_changing, save_run, serving
-from test_request_errors import labels  # noqa: F401
 
 from beamtree.serve.http.access import Access
 
@@ -38,6 +37,7 @@ def execute(tab, address, path):
     return answer.inner_text()
 
 
+@pytest.mark.extended
 def test_a_request_is_sent_and_nothing_comes_from_elsewhere(tab, run):
     with serving(make_service(run, open_changing)) as client:
         address = f"http://127.0.0.1:{client.port}/"
@@ -53,13 +53,13 @@ def test_a_request_is_sent_and_nothing_comes_from_elsewhere(tab, run):
 
 
 @pytest.mark.extended
-def test_a_classifier_has_the_page_too(tab, labels):  # noqa: F811
-    address = f"http://127.0.0.1:{labels.port}/"
+def test_a_classifier_has_the_page_too(tab, label_client):
+    address = f"http://127.0.0.1:{label_client.port}/"
     answer = execute(tab, address, "/v1/labels")
     assert "200" in answer
     assert '"labels"' in answer
     assert all(url.startswith((address, "data:")) for url in tab.asked)
-    assert labels.get("/redoc").status_code == 404
+    assert label_client.get("/redoc").status_code == 404
 
 
 @pytest.mark.extended

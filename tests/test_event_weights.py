@@ -10,7 +10,7 @@ import torch
 from command import beamtree
 from hypothesis import given
 from hypothesis import strategies as st
-from test_closed import NUM_ITEMS, by_user, make_events
+from sample_logs import by_user, repeating_events
 
 import beamtree as bt
 from beamtree import PAD
@@ -29,6 +29,7 @@ from beamtree.ingest.prepare import prepare
 from beamtree.parts.sequence import draw_windows
 
 KINDS = {"view": 1, "cart": 3, "buy": 10}
+NUM_ITEMS = 12
 
 
 def shop_log(users=40, seed=0):
@@ -48,7 +49,7 @@ def shop_log(users=40, seed=0):
 
 
 def weighted_events(seed=0, **options):
-    events = make_events(seed=seed, **options)
+    events = repeating_events(seed=seed, **options)
     draw = torch.Generator().manual_seed(seed + 1)
     sign = torch.where(torch.rand(len(events.items), generator=draw) < 0.3, -1, 1)
     return replace(events, weights=sign * (torch.rand(len(events.items), generator=draw) * 3 + 0.1))

@@ -7,11 +7,10 @@ import oracle
 import pytest
 import torch
 from conftest import cases
+from filtered_search import as_tensors, filters, left_for, p_of
 from hypothesis import given
 from hypothesis import strategies as st
-from test_filters import as_tensors, filters, left_for, p_of
-from test_parts import NUM_ITEMS, make_sum
-from test_scorers import histories
+from sample_scorers import NUM_ITEMS, histories, make_memory_sum
 
 import beamtree as bt
 from beamtree import PAD, TreeModel
@@ -139,7 +138,7 @@ def test_levels_that_are_kept_whole_cost_nothing_in_a_direct_model_and_count_in_
 @given(st.integers(0, 2**20), st.integers(2, 12))
 def test_what_the_parts_say_adds_up_to_the_scores(seed, k):
     tree = bt.random_tree(NUM_ITEMS, arity=3, seed=seed % 7)
-    model = TreeModel(tree, make_sum(tree)).eval()
+    model = TreeModel(tree, make_memory_sum(tree)).eval()
     x = torch.randint(NUM_ITEMS, (1, 12), generator=torch.Generator().manual_seed(seed))
     found = explain(model, x, beam_size=k, m=1, items=range(NUM_ITEMS))
     prunings = [path.pruned for path in found.items if path.pruned is not None]
@@ -159,7 +158,7 @@ def test_what_the_parts_say_adds_up_to_the_scores(seed, k):
 
 def test_parts_that_do_not_count_say_nothing():
     tree = bt.random_tree(NUM_ITEMS, arity=3, seed=1)
-    scorer = make_sum(tree).set_weights(repeats=0.0)
+    scorer = make_memory_sum(tree).set_weights(repeats=0.0)
     path = lost_item(
         explain(TreeModel(tree, scorer).eval(), histories(NUM_ITEMS)[:1], beam_size=2, m=1, items=range(50))
     )

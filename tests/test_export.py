@@ -6,11 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
-import test_scorers
+import sample_scorers
 import torch
-from command import beamtree
-from test_imports import WITHOUT
-from test_inspect import make_run
+from command import WITHOUT, beamtree
+from sample_runs import make_prepared_run
 from torch.nn.functional import pad
 
 import beamtree as bt
@@ -27,28 +26,28 @@ EXAMPLE = Path(__file__).parent.parent / "examples" / "load_artifact.py"
 def make_varied_sum(tree):
     """A memory that counts differently from level to level, repeats that do not, and a calibration."""
     parts = {
-        "memory": test_scorers.make_memory(tree)[0],
-        "repeats": test_scorers.make_repeats(tree)[0],
-        "more": test_scorers.make_repeats(tree)[0],
-        "deep": test_scorers.make_deep(tree)[0],
+        "memory": sample_scorers.make_memory(tree)[0],
+        "repeats": sample_scorers.make_repeats(tree)[0],
+        "more": sample_scorers.make_repeats(tree)[0],
+        "deep": sample_scorers.make_deep(tree)[0],
     }
     found = SumScorer(parts, tree.height, "deep").set_weights(repeats=0.3, more=-0.2)
     found.weights[:, 0] = torch.linspace(0.1, 1, tree.height + 1)
     found.calibration.copy_(torch.tensor([0.5, -2.0]))
-    return found, test_scorers.histories(tree.num_items)
+    return found, sample_scorers.histories(tree.num_items)
 
 
 KINDS = [
-    test_scorers.make_linear,
-    test_scorers.make_deep,
-    test_scorers.make_deep_without_sharing,
-    test_scorers.make_memory,
-    test_scorers.make_repeats,
-    test_scorers.make_factors,
-    test_scorers.make_sequence,
-    test_scorers.make_context,
-    test_scorers.make_sum,
-    test_scorers.make_sum_with_context,
+    sample_scorers.make_linear,
+    sample_scorers.make_deep,
+    sample_scorers.make_deep_without_sharing,
+    sample_scorers.make_memory,
+    sample_scorers.make_repeats,
+    sample_scorers.make_factors,
+    sample_scorers.make_sequence,
+    sample_scorers.make_context,
+    sample_scorers.make_sum,
+    sample_scorers.make_sum_with_context,
     make_varied_sum,
 ]
 whole = pytest.mark.parametrize("make", KINDS, ids=lambda make: make.__name__)
@@ -113,7 +112,7 @@ def test_the_exported_program_finds_what_the_library_finds_for_any_number_of_use
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize("make", [test_scorers.make_sum, test_scorers.make_sum_with_context])
+@pytest.mark.parametrize("make", [sample_scorers.make_sum, sample_scorers.make_sum_with_context])
 def test_an_artifact_is_opened_and_queried_without_the_package(make, tmp_path):
     model, _ = make_model(make, first_level=2)
     model.ids = Ids([f"item {number}" for number in range(50)])
@@ -137,7 +136,7 @@ def test_an_artifact_is_opened_and_queried_without_the_package(make, tmp_path):
 
 @pytest.mark.extended
 def test_the_values_of_contexts_are_in_the_description(tmp_path):
-    model, x = make_model(test_scorers.make_sum_with_context)
+    model, x = make_model(sample_scorers.make_sum_with_context)
     write_artifact(model, tmp_path / "model.pt2", beam_size=20, m=6)
     files = {"beamtree.json": ""}
     search = torch.export.load(tmp_path / "model.pt2", extra_files=files).module()
@@ -172,7 +171,7 @@ class LastItems(SubtreeMaxScorer):
 
 def test_a_scorer_from_outside_can_take_part():
     def make(tree):
-        scorer, x = test_scorers.make_sum(tree)
+        scorer, x = sample_scorers.make_sum(tree)
         return scorer.with_part("last", LastItems(), 0.7), x
 
     model, x = make_model(make, first_level=3)
@@ -189,7 +188,7 @@ def test_a_scorer_that_does_not_say_that_it_can_is_refused():
 
 @pytest.mark.extended
 def test_the_command_writes_what_retrieve_answers(tmp_path):
-    folder = make_run(tmp_path, train=4, val=4, test=4)
+    folder = make_prepared_run(tmp_path, train=4, val=4, test=4)
     done = beamtree("export", "run", "--out", "model.pt2", "--beam-size", "20", "--m", "5", folder=folder)
     assert "Saved model.pt2" in done.stdout
     files = {"items.txt": "", "beamtree.json": ""}

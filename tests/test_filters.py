@@ -1,12 +1,11 @@
 """Searches that may find some items alone: `allowed` for all users, `exclude` for each."""
 
 import copy
-import math
 
-import oracle
 import pytest
 import torch
 from conftest import cases
+from filtered_search import ROWS, as_tensors, check_search, draw_model, filters, left_for, p_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,68 +14,10 @@ from beamtree import PAD, TreeModel
 from beamtree.beam import WARMUP_RUNS
 from beamtree.scorers import FixedScorer
 
-ROWS = 3
-
-
-@st.composite
-def filters(draw, case):
-    """Allowed items, or None for all; and what each user is not to be shown, with repeats and PAD, or None."""
-    items = st.integers(0, case.tree.num_items - 1)
-    allowed = draw(st.none() | st.sets(items))
-    excluded = draw(st.none() | st.lists(st.lists(items | st.just(PAD), max_size=30), min_size=ROWS, max_size=ROWS))
-    return allowed, excluded
-
-
-def as_tensors(allowed, excluded):
-    words = {}
-    if allowed is not None:
-        words["allowed"] = torch.tensor(sorted(allowed), dtype=torch.int64)
-    if excluded is not None:
-        width = max(map(len, excluded))
-        rows = [[*row, *[PAD] * (width - len(row))] for row in excluded]
-        words["exclude"] = torch.tensor(rows, dtype=torch.int64).view(len(rows), width)
-    return words
-
-
-def left_for(case, allowed, excluded, row):
-    """What a user may be shown."""
-    items = set(range(case.tree.num_items)) if allowed is None else allowed
-    return items - set(excluded[row] if excluded is not None else ())
-
-
-def make_model(data, case):
-    chained, first_level = data.draw(st.booleans()), data.draw(st.integers(1, case.height))
-    return TreeModel(case.tree, FixedScorer(case.logits), chained=chained, first_level=first_level)
-
-
-def p_of(case, model, row):
-    """p_g of every node."""
-    logits = case.logits[row].tolist()
-    first_level = model.first_level if model.chained else None
-
-    def p(n):
-        if first_level is not None:
-            return oracle.path_prob(case.b, n, logits.__getitem__, first_level)
-        return 1 / (1 + math.exp(-logits[n]))
-
-    return p
-
-
-def check_search(case, model, found, sizes, m, allowed, excluded):
-    """What a search finds, items and scores, is what the walk by definition finds where other leaves are empty."""
-    items, scores = found
-    first = case.tree.level(case.height).start
-    for row in range(ROWS):
-        slots, p = oracle.only(case.slots, left_for(case, allowed, excluded, row)), p_of(case, model, row)
-        *_, (_, beam) = oracle.beam_search(slots, case.b, case.height, sizes, p, first_level=model.first_level)
-        best = sorted(beam, key=p, reverse=True)[:m]
-        assert items[row].tolist() == [slots[n - first] for n in best] + [PAD] * (m - len(best))
-        assert scores[row].exp().tolist() == pytest.approx([p(n) for n in best] + [0] * (m - len(best)), rel=1e-6)
-
 
 @given(cases(ties=False), st.data())
 def test_a_filter_is_a_tree_with_the_other_leaves_empty(case, data):
-    model, (allowed, excluded) = make_model(data, case), data.draw(filters(case))
+    model, (allowed, excluded) = draw_model(data, case), data.draw(filters(case))
     k = data.draw(st.integers(1, 12))
     m = data.draw(st.integers(1, k))
     items, scores = bt.retrieve(model, FixedScorer.every(ROWS), beam_size=k, m=m, **as_tensors(allowed, excluded))
@@ -86,7 +27,7 @@ def test_a_filter_is_a_tree_with_the_other_leaves_empty(case, data):
 
 @given(cases(), st.data())
 def test_a_user_gets_m_items_wherever_m_are_left(case, data):
-    model, (allowed, excluded) = make_model(data, case), data.draw(filters(case))
+    model, (allowed, excluded) = draw_model(data, case), data.draw(filters(case))
     k = data.draw(st.integers(1, 12))
     m = data.draw(st.integers(1, k))
     items, scores = bt.retrieve(model, FixedScorer.every(ROWS), beam_size=k, m=m, **as_tensors(allowed, excluded))
@@ -102,7 +43,7 @@ def test_a_user_gets_m_items_wherever_m_are_left(case, data):
 
 @given(cases(), st.data())
 def test_a_beam_as_wide_as_the_tree_finds_what_brute_force_does(case, data):
-    model, (allowed, excluded) = make_model(data, case), data.draw(filters(case))
+    model, (allowed, excluded) = draw_model(data, case), data.draw(filters(case))
     k = case.b**case.height
     m = data.draw(st.integers(1, k))
     x, words = FixedScorer.every(ROWS), as_tensors(allowed, excluded)
@@ -122,7 +63,7 @@ def test_a_beam_as_wide_as_the_tree_finds_what_brute_force_does(case, data):
 
 @given(cases(), st.data())
 def test_a_mask_that_is_made_once_filters_as_its_items_do(case, data):
-    model, (allowed, excluded) = make_model(data, case), data.draw(filters(case))
+    model, (allowed, excluded) = draw_model(data, case), data.draw(filters(case))
     words = as_tensors(allowed or set(), excluded)
     items = words.pop("allowed")
     mask = case.tree.allow(items)

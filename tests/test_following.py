@@ -6,8 +6,8 @@ import random
 import time
 
 import pytest
+from journal_changes import change, event, failing, state
 from sample_logs import cyclic_log
-from test_journal import change, event, failing, state
 
 import beamtree as bt
 from beamtree.live import Journal, LiveModel, following, journal

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+from command import WITHOUT
 
 import beamtree as bt
 
@@ -105,13 +106,6 @@ def test_the_core_stands_on_torch_and_numpy(path):
         assert name.split(".")[0] in allowed, f"{path.name} imports {name}"
 
 
-WITHOUT = """
-import sys
-names = {names!r}
-sys.modules.update(dict.fromkeys(names))
-"""
-
-
 def run_without(names, code):
     """Run code on a machine that does not have some libraries."""
     done = subprocess.run(
@@ -183,3 +177,9 @@ def test_prepare_brings_polars_when_it_is_asked_for():
         "from beamtree.ingest import prepare as room; assert beamtree.prepare is prepare is room.prepare"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_no_test_imports_another():
+    """What tests share is in `conftest.py` and the modules beside it."""
+    for path in Path(__file__).parent.glob("*.py"):
+        assert not [name for name in imports_of(path) if name.startswith("test_")], path.name

@@ -12,11 +12,11 @@ from command import beamtree
 from conftest import cases
 from hypothesis import given
 from hypothesis import strategies as st
-from sample_logs import write_prepared
+from sample_runs import make_prepared_run
 
 import beamtree as bt
 from beamtree import PAD, Tree, TreeModel
-from beamtree.data import Events, Ids, Instances
+from beamtree.data import Instances
 from beamtree.diagnose.inspect import CutLoss, Inspection, LevelLoss, Quality, inspect
 from beamtree.scorers import DeepScorer, FixedScorer, LinearScorer
 
@@ -301,28 +301,10 @@ def test_a_report_prints_as_tables_and_its_records_are_flat(generator):
 # The command
 
 
-def make_run(folder, train, val, test):
-    """Prepared data of 60 items and so many users, and an untrained run on them."""
-    users = train + val + test
-    generator = torch.Generator().manual_seed(0)
-    lengths = torch.randint(10, 30, (users,), generator=generator)
-    items = torch.randint(60, (int(lengths.sum()),), generator=generator)
-    events = Events(torch.nn.functional.pad(lengths.cumsum(0), (1, 0)), items, "test")
-    names = [f"item {number}" for number in range(60)], [f"user {number}" for number in range(users)]
-    write_prepared(folder / "data", events, *names, train=train, val=val, test=test)
-    tree = bt.random_tree(60, seed=1)
-    model = TreeModel(
-        tree, DeepScorer(tree.num_nodes, scale=1.0), first_level=3, ids=Ids(folder / "data" / "items.txt")
-    )
-    bt.save_model(model, folder / "run")
-    (folder / "run" / "run.json").write_text(json.dumps({"data": str(folder / "data")}))
-    return folder
-
-
 @pytest.fixture(scope="module")
 def run_folder(tmp_path_factory):
     """A run that was trained on 18 users, with 12 to test it."""
-    folder = make_run(tmp_path_factory.mktemp("inspect"), train=18, val=0, test=12)
+    folder = make_prepared_run(tmp_path_factory.mktemp("inspect"), train=18, val=0, test=12)
     (folder / "folder.png").mkdir()
     return folder
 

@@ -10,9 +10,8 @@ from pathlib import Path
 import polars as pl
 import pytest
 from command import beamtree, largest_file
-from sample_logs import cyclic_log
+from sample_logs import ITEM_NAMES, cyclic_log, shop_table
 from serving import make_service, open_shop, serving
-from test_attributes import NAMES, shop_table
 
 import beamtree as bt
 from beamtree.files import atomic, staging
@@ -229,7 +228,7 @@ def test_a_change_on_a_full_disk_is_not_made(served):
         for method, path, body in (
             ("PATCH", "/v1/items/i05", {"price": 7}),
             ("PUT", "/v1/items/i05", {"price": 7}),
-            ("POST", "/v1/items", {"items": [{"item": name, "price": 7} for name in NAMES]}),
+            ("POST", "/v1/items", {"items": [{"item": name, "price": 7} for name in ITEM_NAMES]}),
         ):
             assert served.client.request(method, path, json=body).status_code == 507
     for _ in range(2):
@@ -416,7 +415,7 @@ def test_a_table_is_sent_in_batches_and_again_if_the_service_is_busy(run, tmp_pa
     assert done.stdout == f"Added 1 and changed 60 items of {served.url}.\n"
     assert "61 of 61 items" in done.stderr
     served.client.headers["Authorization"] = "Bearer secret"
-    assert served.found("price >= 100 and released = date('2027-01-01')") == {*NAMES, "new"}
+    assert served.found("price >= 100 and released = date('2027-01-01')") == {*ITEM_NAMES, "new"}
     lines = served.journal.path.read_bytes().count(b"\n")
     assert lines == 9
     done = beamtree("items", served.url, "all.parquet", folder=tmp_path)
@@ -434,11 +433,11 @@ def test_a_column_that_the_service_does_not_have_is_refused_before_anything_is_s
 
 def test_a_command_that_breaks_off_says_how_far_it_came_and_can_be_repeated(run, tmp_path):
     served = Served(run, limits=Limits(changes=20))
-    pl.DataFrame({"item": [*NAMES, "\u200b"], "price": [100] * 61}).write_csv(tmp_path / "items.csv")
+    pl.DataFrame({"item": [*ITEM_NAMES, "\u200b"], "price": [100] * 61}).write_csv(tmp_path / "items.csv")
     done = beamtree("items", served.url, "items.csv", folder=tmp_path, check=False)
     assert "after 60 of 61 items" in done.stderr
     assert "can be repeated" in done.stderr
-    pl.DataFrame({"item": NAMES, "price": [100] * 60}).write_csv(tmp_path / "items.csv")
+    pl.DataFrame({"item": ITEM_NAMES, "price": [100] * 60}).write_csv(tmp_path / "items.csv")
     done = beamtree("items", served.url, "items.csv", folder=tmp_path)
     assert "Added 0 and changed 0" in done.stdout
     served.stop()

@@ -4,8 +4,7 @@ from itertools import product
 
 import pytest
 import torch
-from ranks import run_ranks
-from test_ranks import errors_of, farthest, whole
+from ranks import errors_of, farthest, run_ranks, whole
 
 import beamtree as bt
 from beamtree.data.instances import Instances

@@ -5,37 +5,22 @@ import torch
 from conftest import cases
 from hypothesis import given
 from hypothesis import strategies as st
-from test_scorers import histories
+from sample_scorers import NUM_ITEMS, histories, make_memory_sum, make_partners
 
 import beamtree as bt
 from beamtree import PAD
 from beamtree.closed_form.als import implicit_als
 from beamtree.data import Events
 from beamtree.data.csr import strongest
-from beamtree.scorers import DeepScorer, FactorScorer, MemoryScorer, RepeatScorer, SumScorer
+from beamtree.scorers import FactorScorer, MemoryScorer, RepeatScorer, SumScorer
 from beamtree.scorers.factors import fold_in
 from beamtree.scorers.memory import recency_weights
 from beamtree.scorers.subtree_max import SubtreeMax
-
-NUM_ITEMS = 50
 
 
 @pytest.fixture
 def tree():
     return bt.random_tree(NUM_ITEMS, arity=3, seed=1)
-
-
-def make_partners(seed=0, most=8):
-    generator = torch.Generator().manual_seed(seed)
-    key = torch.randperm(NUM_ITEMS**2, generator=generator)[:400]
-    weight = torch.randn(400, generator=generator)
-    return strongest(key // NUM_ITEMS, key % NUM_ITEMS, weight, NUM_ITEMS, most)
-
-
-def make_sum(tree):
-    memory = MemoryScorer.from_partners([make_partners()], [recency_weights(0.5)])
-    parts = {"memory": memory, "repeats": RepeatScorer(), "deep": DeepScorer(tree.num_nodes, scale=1.0)}
-    return SumScorer(parts, tree.height, "deep").set_weights(memory=2.0, repeats=0.5, deep=0.1)
 
 
 # Lifted by the maximum
@@ -173,7 +158,7 @@ def test_folded_factors_are_the_product_with_the_mean_below(tree):
 
 def test_a_sum_adds_its_parts_by_their_weights(tree):
     """At the leaves; above them, parts that are sparse over items are added before they are lifted."""
-    scorer, x = make_sum(tree), histories(NUM_ITEMS)
+    scorer, x = make_memory_sum(tree), histories(NUM_ITEMS)
     weights = {"memory": 2.0, "repeats": 0.5, "deep": 0.1}
 
     def whole(one, level):
@@ -188,7 +173,7 @@ def test_a_sum_adds_its_parts_by_their_weights(tree):
 
 
 def test_parts_may_count_more_on_one_level_than_on_another(tree):
-    scorer, x = make_sum(tree), histories(NUM_ITEMS)
+    scorer, x = make_memory_sum(tree), histories(NUM_ITEMS)
     scorer.weights[2, 0] = 7.0
     memory, repeats, deep = (scorer.part(name).whole_level(scorer.part(name).prepare(tree, x), tree, 2)
                              for name in scorer.names)  # fmt: skip
@@ -197,7 +182,7 @@ def test_parts_may_count_more_on_one_level_than_on_another(tree):
 
 
 def test_a_sum_can_do_without_a_part_and_take_one_more(tree):
-    scorer, x = make_sum(tree), histories(NUM_ITEMS)
+    scorer, x = make_memory_sum(tree), histories(NUM_ITEMS)
     fewer = scorer.without("repeats")
     assert (fewer.names, fewer.learned, fewer.weight_of("memory")) == (["memory", "deep"], "deep", 2.0)
     assert scorer.without("deep").learned is None
@@ -207,13 +192,13 @@ def test_a_sum_can_do_without_a_part_and_take_one_more(tree):
 
 
 def test_a_part_of_weight_0_is_not_asked(tree, monkeypatch):
-    scorer = make_sum(tree).set_weights(deep=0.0)
+    scorer = make_memory_sum(tree).set_weights(deep=0.0)
     monkeypatch.setattr(scorer.part("deep"), "prepare", lambda *_: pytest.fail("it was asked"))
     scorer.whole_level(scorer.prepare(tree, histories(NUM_ITEMS)), tree, 2)
 
 
 def test_a_sum_trains_its_learned_part_alone(tree):
-    scorer = make_sum(tree)
+    scorer = make_memory_sum(tree)
     assert scorer.trainable_part() is scorer.part("deep")
     assert set(scorer.trainable_state()) == {
         "weights",
@@ -225,7 +210,7 @@ def test_a_sum_trains_its_learned_part_alone(tree):
 
 
 def test_a_sum_is_saved_and_loaded(tree, tmp_path):
-    model, x = bt.TreeModel(tree, make_sum(tree)), histories(NUM_ITEMS)
+    model, x = bt.TreeModel(tree, make_memory_sum(tree)), histories(NUM_ITEMS)
     bt.save_model(model, tmp_path)
     again = bt.load_model(tmp_path)
     for one, other in zip(bt.retrieve(model, x), bt.retrieve(again, x), strict=True):
@@ -234,7 +219,7 @@ def test_a_sum_is_saved_and_loaded(tree, tmp_path):
 
 
 def test_a_sum_follows_its_items_to_another_tree(tree):
-    model, x = bt.TreeModel(tree, make_sum(tree)), histories(NUM_ITEMS)
+    model, x = bt.TreeModel(tree, make_memory_sum(tree)), histories(NUM_ITEMS)
     moved = model.on_tree(bt.random_tree(NUM_ITEMS, arity=2, seed=5))
     items = torch.arange(NUM_ITEMS).expand(len(x), -1)
     found = [each.query(x).logits(each.tree.height, each.tree.leaf_of_item(items)) for each in (model, moved)]

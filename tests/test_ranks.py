@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 from command import beamtree
-from ranks import environment, free_port, run_ranks
+from ranks import environment, errors_of, farthest, free_port, run_ranks, whole
 
 import beamtree as bt
 from beamtree.data.instances import Instances
 from beamtree.distributed import partition as shards
-from beamtree.distributed.sharded_table import ShardedTable
 from beamtree.distributed.sharding import is_sharded
 from beamtree.distributed.training import join
 from beamtree.methods import sized
@@ -73,32 +72,10 @@ def fitted(name, steps, dtype=torch.float64, **more):
     return model
 
 
-def whole(model):
-    """All weights of a model, of whichever rank they are."""
-    weights = {name: value.tolist() for name, value in model.scorer.state_dict().items()}
-    if is_sharded(model):
-        table = model.scorer.table
-        assert isinstance(table, ShardedTable)
-        rows = torch.zeros(table.num_nodes, table.weight.shape[1], dtype=table.weight.dtype)
-        ranks = table.shard.ranks
-        for place, (nodes, own) in enumerate(table.shard.spans()):
-            if place or ranks.is_first:
-                rows[nodes.start : nodes.stop] = table.weight.detach()[own]
-        weights["table.weight"] = ranks.sum_(rows).tolist()
-    return weights
-
-
 def train_all(names, steps, top, dtype=torch.float64):
     shards.TOP = top
     join()
     return {name: whole(fitted(name, steps, dtype)) for name in names}
-
-
-def farthest(one, other):
-    one, other = (
-        {name: torch.tensor(value, dtype=torch.float64) for name, value in each.items()} for each in (one, other)
-    )
-    return max(float((one[name] - other[name]).abs().max()) for name in one)
 
 
 def check_same(size, names, steps, top):
@@ -151,15 +128,6 @@ def test_a_run_goes_on_with_any_number_of_ranks(tmp_path, name, first, last, mon
     assert not list(tmp_path.glob("shard-*"))
     for weights in run_ranks(last, go_on, name, tmp_path, 12):
         assert farthest(whole(fitted(name, 12)), weights) < 1e-6
-
-
-def errors_of(work, *arguments):
-    join()
-    try:
-        work(*arguments)
-    except (ValueError, OSError) as error:
-        return str(error)
-    return ""
 
 
 @pytest.mark.extended

@@ -9,8 +9,7 @@ import polars as pl
 import pytest
 import torch
 from ranks import environment, free_port, run_ranks
-from test_contexts import device_log
-from test_sequence import some_events, walks
+from sample_logs import device_log, some_events, walks
 
 import beamtree as bt
 from beamtree.distributed.training import join

@@ -7,9 +7,8 @@ import polars as pl
 import pytest
 import torch
 from command import beamtree
-from sample_logs import cyclic_log
+from sample_logs import cyclic_log, device_log
 from serving import make_service, serving
-from test_contexts import device_log
 
 import beamtree as bt
 from beamtree.query import encode_history, model_input

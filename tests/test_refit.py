@@ -8,9 +8,8 @@ import pytest
 import torch
 from command import beamtree
 from ranks import run_ranks
-from sample_logs import cyclic_log
-from test_contexts import device_log
-from test_spread_parts import told_by
+from sample_logs import cyclic_log, device_log
+from sample_scorers import told_by
 
 import beamtree as bt
 from beamtree.cli import train as train_command
@@ -177,7 +176,7 @@ def test_the_numbers_are_those_of_before_to_the_digit(data, plain, tmp_path, cap
 
 
 def test_contexts_are_as_before_to_the_digit():
-    log, options = device_log(), {"context": ["device", "other"], "split": "leave-one-out", "verbose": False}
+    log, options = device_log(users=150), {"context": ["device", "other"], "split": "leave-one-out", "verbose": False}
     plain = bt.Recommender(**QUICK, refit=False).fit(log, **options)
     shop = bt.Recommender(**QUICK).fit(log, **options)
     assert "context" in shop.model.scorer.names

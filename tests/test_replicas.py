@@ -8,8 +8,8 @@ from functools import partial
 import httpx
 import pytest
 from command import beamtree, wait_for
+from journal_changes import failing
 from serving import make_service, open_shop, save_run, serving
-from test_journal import failing
 
 from beamtree.files.staging import InUseError
 from beamtree.live import Journal, following, journal

@@ -3,16 +3,10 @@
 import copy
 import json
 import re
-from contextlib import closing
 
 import pytest
-from pydantic_core._pydantic_core import list_all_errors
+from error_replies import check_error
 from serving import make_service, open_changing, save_run, serving
-
-import beamtree as bt
-from beamtree.live.journal import Journal
-from beamtree.live.labels import LiveClassifier
-from beamtree.serve.http.classify import ClassifierService, make_classifier_app
 
 WRONG = None, True, -1, 1.5, 2**70, "x", "x" * 3000, "\ud800", [], {}, [None], {"a": {}}
 LEFT_OUT = object()
@@ -24,22 +18,6 @@ CLASSIFIER_BODIES = [
     ("/v1/labels/t1", "put", {"name": "One", "texts": [TEXT]}),
     ("/v1/labels", "put", {"labels": [{"label": "t2", "name": "Two"}]}),
 ]
-
-
-def fragments():
-    """What pydantic and FastAPI say, without what they fill in."""
-    templates = [
-        error[key]
-        for error in list_all_errors()
-        for key in ("message_template_python", "message_template_json")
-        if key in error
-    ]
-    parts = {part.strip(" ,.:").lower() for template in templates for part in re.split(r"\{\w+\}", template)}
-    ours = {part for part in parts if len(part) >= 12}
-    return {*ours, "json decode error", "error parsing the body", "constrained-", "function-", "union["}
-
-
-FRAGMENTS = fragments()
 
 
 def paths_in(value, path=()):
@@ -77,20 +55,8 @@ def wrong_bodies(body, fields):
             yield (field,), {**body, field: value}
 
 
-def check(reply, where):
-    """An error is in our words and has a hint."""
-    content = reply.json()
-    assert set(content) == {"error", "hint"}, (where, content)
-    for text in content.values():
-        found = [fragment for fragment in FRAGMENTS if fragment in text.lower()]
-        assert not found, (where, text, found)
-    assert content["hint"], where
-    assert not re.search(r"\b(schema|validation)\b", content["error"]), content
-    return content
-
-
 def check_bodies(client, bodies, schema):
-    refused, unnamed = 0, []
+    refused, unnamed, asked = 0, [], set()
     for path, method, body in bodies:
         ours = next(each for each in schema["paths"] if re.fullmatch(re.sub(r"\{\w+\}", "[^/]+", each), path))
         for content in schema["paths"][ours][method]["requestBody"]["content"].values():
@@ -98,12 +64,15 @@ def check_bodies(client, bodies, schema):
         fields = schema["components"]["schemas"][names[0]]["properties"]
         for place, wrong in wrong_bodies(body, fields):
             sent = json.dumps(wrong)
+            if (path, method, sent) in asked:  # examples have wrong bodies in common
+                continue
+            asked.add((path, method, sent))
             reply = client.request(method, path, content=sent, headers={"content-type": "application/json"})
             if reply.status_code < 400:
                 continue
             where = method, path, sent[:200]
             assert reply.status_code in (400, 404, 422), (where, reply.text)
-            error = check(reply, where)["error"]
+            error = check_error(reply, where)["error"]
             refused += 1
             keys = [key for key in place if isinstance(key, str)]
             if reply.status_code == 422 and keys and not any(key in error for key in keys):
@@ -117,17 +86,6 @@ def client(tmp_path_factory):
     run = save_run(tmp_path_factory.mktemp("errors") / "shop")
     with serving(make_service(run, open_changing)) as client:
         yield client
-
-
-@pytest.fixture(scope="module")
-def labels(tmp_path_factory):
-    words = [[f"topic{t}word{i}" for i in range(6)] for t in range(4)]
-    texts = [f"{words[n % 4][n % 6]} {words[n % 4][n // 4 % 6]}" for n in range(80)]
-    classifier = bt.Classifier(group=2).fit(texts, [[f"t{n % 4}"] for n in range(80)], verbose=False)
-    with closing(Journal(tmp_path_factory.mktemp("journal"))) as journal:
-        service = ClassifierService(LiveClassifier(classifier, journal), "run")
-        with serving(service, make_classifier_app) as client:
-            yield client
 
 
 def test_every_wrong_body_is_answered_in_our_words_with_the_name_of_the_field(client):
@@ -147,8 +105,8 @@ def test_every_wrong_body_is_answered_in_our_words_with_the_name_of_the_field(cl
     assert check_bodies(client, bodies, schema) > 1000
 
 
-def test_every_wrong_body_for_a_classifier_is_answered_in_our_words(labels):
-    assert check_bodies(labels, CLASSIFIER_BODIES, labels.get("/openapi.json").json()) > 300
+def test_every_wrong_body_for_a_classifier_is_answered_in_our_words(label_client):
+    assert check_bodies(label_client, CLASSIFIER_BODIES, label_client.get("/openapi.json").json()) > 300
 
 
 @pytest.mark.parametrize(
@@ -170,7 +128,7 @@ def test_every_wrong_body_for_a_classifier_is_answered_in_our_words(labels):
 def test_a_wrong_parameter_is_named(client, method, path, name):
     reply = client.request(method, path, headers={"content-type": "application/json"})
     assert reply.status_code == 422
-    assert name in check(reply, path)["error"]
+    assert name in check_error(reply, path)["error"]
 
 
 @pytest.mark.parametrize(
@@ -185,11 +143,11 @@ def test_a_wrong_parameter_is_named(client, method, path, name):
         ('{"m": ' + "9" * 5000 + "}", "a number with thousands of digits"),
     ],
 )
-def test_a_body_that_is_no_object_is_said_to_be_none(client, labels, content, error):
-    for service, path in ((client, "/v1/recommend"), (client, "/v1/events"), (labels, "/v1/labels")):
+def test_a_body_that_is_no_object_is_said_to_be_none(client, label_client, content, error):
+    for service, path in ((client, "/v1/recommend"), (client, "/v1/events"), (label_client, "/v1/labels")):
         reply = service.post(path, content=content, headers={"content-type": "application/json"})
         assert reply.status_code in (400, 422)
-        assert error in check(reply, content[:50])["error"]
+        assert error in check_error(reply, content[:50])["error"]
 
 
 @pytest.mark.parametrize(
@@ -212,6 +170,6 @@ def test_a_body_that_is_no_object_is_said_to_be_none(client, labels, content, er
     ],
 )
 def test_the_answer_says_what_is_wrong_and_what_to_send(client, body, error, hint):
-    content = check(client.post("/v1/recommend", json=body), body)
+    content = check_error(client.post("/v1/recommend", json=body), body)
     assert error in content["error"]
     assert hint in content["hint"]

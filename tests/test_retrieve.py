@@ -1,99 +1,23 @@
 """From histories to results: every format in and out, the items of `beamtree.retrieve`, and never half a file."""
 
-import csv
 import json
-import math
 
 import polars as pl
 import pytest
-import torch
 from command import beamtree, largest_file
+from sample_answers import HISTORIES, ITEMS, expected, make_popular_run, read_answers, same, write_log, write_rows
 
 import beamtree as bt
-from beamtree import PAD
 from beamtree.data import Ids
 from beamtree.ingest import readers
 from beamtree.query import RecommendRequest, Searcher, parse_ids
 from beamtree.serve.batch import files
 from beamtree.serve.batch.job import BatchSummary
 
-ITEMS = [f"{number:03}" for number in range(57)] + ["[bold]", "Ä b", "c"]  # 007 is an id, and so is one with a space
-HISTORIES = {
-    "u1": ["007", "012", "055"],
-    "02": ["c"],
-    "u 3": [ITEMS[number * 7 % 57] for number in range(90)],
-    "u4": ["007", "what", "012", "nobody", "055"],
-    "u5": ["what"],
-    "u6": [],
-}
-
-
-EVENTS = [number * 17 % 60 // 2 for number in range(60)]  # of each item in training; some have as many
-
-
-def make_run(folder, ids):
-    """A run folder with a model that was never trained, but knows what is popular."""
-    tree = bt.random_tree(len(ids), arity=3, seed=1)
-    model = bt.TreeModel(tree, bt.DeepScorer(tree.num_nodes, scale=1.0), ids=Ids(ids))
-    model.popularity = torch.tensor(EVENTS)
-    bt.save_model(model, folder)
-    (folder / "run.json").write_text(json.dumps({"data": "nowhere"}))
-    return folder
-
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    return make_run(tmp_path_factory.mktemp("runs") / "run", ITEMS)
-
-
-def expected(run, histories, *, m=10, beam_size=400, exclude_seen=False):
-    """The definition, one user at a time: user → [(item, score)], best first."""
-    model = bt.load_model(run)
-    answers = {}
-    for user, history in histories.items():
-        known = [ITEMS.index(name) for name in history if name in ITEMS]
-        if not known:  # what is popular, and the share of all events that it has
-            order = sorted(range(len(ITEMS)), key=lambda item: (-EVENTS[item], item))[:m]
-            # an item without events counts as half of one
-            answers[user] = [(ITEMS[item], max(EVENTS[item], 0.5) / sum(EVENTS)) for item in order]
-            continue
-        x = torch.full((1, 69), PAD)
-        for place, number in enumerate(known[::-1][:69]):
-            x[0, place] = number
-        exclude = torch.tensor([known]) if exclude_seen and known else None
-        items, log_p = bt.retrieve(model, x, m=m, beam_size=beam_size, exclude=exclude)
-        pairs = zip(items[0].tolist(), log_p[0].tolist(), strict=True)
-        answers[user] = [(ITEMS[item], math.exp(value)) for item, value in pairs if item != PAD]
-    return answers
-
-
-def same(ours, theirs):
-    """Equal answers in equal order of users; scores but for rounding, so items of equal scores may change places."""
-    assert list(ours) == list(theirs)
-    for user, answers in ours.items():
-        assert [score for _, score in answers] == pytest.approx([score for _, score in theirs[user]], rel=1e-4)
-        assert {item for item, _ in answers} == {item for item, _ in theirs[user]}
-
-
-def read_answers(path):
-    """What an output says: user → [(item, score)], best first."""
-    if path.suffix in (".jsonl", ".ndjson"):
-        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-        assert all(list(line) == ["user", "items", "scores"] for line in lines)
-        return {line["user"]: list(zip(line["items"], line["scores"], strict=True)) for line in lines}
-    if path.suffix == ".csv":
-        with path.open(newline="", encoding="utf-8") as file:
-            rows = list(csv.DictReader(file))
-    else:
-        frame = pl.read_parquet(path)
-        assert frame.schema["user"] == frame.schema["item"] == pl.String
-        rows = frame.rows(named=True)
-    assert list(rows[0]) == ["user", "rank", "item", "score"]
-    answers = {}
-    for row in rows:
-        answers.setdefault(row["user"], []).append((row["item"], float(row["score"])))
-        assert int(row["rank"]) == len(answers[row["user"]])
-    return answers
+    return make_popular_run(tmp_path_factory.mktemp("runs") / "run", ITEMS)
 
 
 def retrieve(run, folder, source, output="out.parquet", *words, check=True):
@@ -101,31 +25,6 @@ def retrieve(run, folder, source, output="out.parquet", *words, check=True):
 
 
 # Histories in files
-
-
-def write_rows(path, histories, separator=None):
-    """One row per user; as lists where no separator is given."""
-    users = list(histories)
-    texts = [row if separator is None else separator.join(row) for row in histories.values()]
-    frame = pl.DataFrame({"age": 7, "user": users, "history": texts}, strict=False)
-    {
-        ".parquet": frame.write_parquet,
-        ".jsonl": frame.write_ndjson,
-        ".csv": frame.write_csv,
-        ".tsv": lambda path: frame.write_csv(path, separator="\t"),
-    }[path.suffix](path)
-
-
-def write_log(path, histories, *, times=True):
-    """One row per event; users take turns, and with times the rows run backwards."""
-    rows = [
-        {"user": user, "item": item, "timestamp": place}
-        for place in range(100)
-        for user, history in histories.items()
-        for item in history[place : place + 1]
-    ]
-    frame = pl.DataFrame(rows[::-1] if times else [{key: row[key] for key in ("user", "item")} for row in rows])
-    {".parquet": frame.write_parquet, ".jsonl": frame.write_ndjson, ".csv": frame.write_csv}[path.suffix](path)
 
 
 @pytest.mark.parametrize(
@@ -191,7 +90,7 @@ def test_ids_with_spaces_fit_in_a_list(tmp_path, run):
 @pytest.fixture(scope="module")
 def numbered(tmp_path_factory):
     """The same run over items whose ids are numbers."""
-    return make_run(tmp_path_factory.mktemp("runs") / "numbered", [str(number) for number in range(len(ITEMS))])
+    return make_popular_run(tmp_path_factory.mktemp("runs") / "numbered", [str(number) for number in range(len(ITEMS))])
 
 
 def test_json_lines_may_change_their_types_late(tmp_path, monkeypatch, numbered):

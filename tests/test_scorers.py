@@ -2,97 +2,30 @@
 
 import pytest
 import torch
+from sample_scorers import (
+    histories,
+    make_context,
+    make_deep,
+    make_deep_without_sharing,
+    make_factors,
+    make_fixed,
+    make_linear,
+    make_memory,
+    make_popularity,
+    make_repeats,
+    make_sequence,
+    make_sum,
+    make_sum_with_context,
+)
 
 import beamtree as bt
 from beamtree import PAD
-from beamtree.closed_form.als import rotate
-from beamtree.data.csr import strongest
 from beamtree.scorers import (
     SCORERS,
-    ContextScorer,
     DeepScorer,
-    FactorScorer,
-    FixedScorer,
     LinearScorer,
-    MemoryScorer,
-    NodeTable,
-    PopularityScorer,
-    RepeatScorer,
-    SequenceScorer,
-    SumScorer,
     linear,
 )
-from beamtree.scorers.memory import recency_weights
-
-
-def make_linear(tree):
-    return LinearScorer(tree.num_nodes, 5), torch.randn(7, 5)
-
-
-def make_fixed(tree):
-    return FixedScorer(torch.randn(7, tree.num_nodes)), FixedScorer.every(7)
-
-
-def make_deep(tree):
-    return DeepScorer(tree.num_nodes, scale=1.0), histories(tree.num_items)
-
-
-def make_deep_without_sharing(tree):
-    return DeepScorer(tree.num_nodes, scale=1.0, share=False), histories(tree.num_items)
-
-
-def make_memory(tree):
-    source, target = torch.randint(tree.num_items, (2, 300)).unique(dim=1)
-    partners = strongest(source, target, torch.randn(len(source)), tree.num_items)
-    return MemoryScorer.from_partners([partners], [recency_weights(0.5)]), histories(tree.num_items)
-
-
-def make_repeats(tree):
-    return RepeatScorer(0.7), histories(tree.num_items)
-
-
-def make_factors(tree):
-    factors = rotate(torch.randn(tree.num_items, 6), 0.1, 0.05)
-    return FactorScorer.from_factors(tree, factors, power=0.3), histories(tree.num_items)
-
-
-def make_popularity(tree):
-    return PopularityScorer.from_counts(tree, torch.randint(100, (tree.num_items,))), histories(tree.num_items)
-
-
-def make_sequence(tree):
-    return SequenceScorer(tree.num_nodes, dim=32), histories(tree.num_items)
-
-
-def make_context(tree):
-    table = NodeTable.from_rows(torch.randn(tree.num_nodes, 6))
-    scorer = ContextScorer.from_table(table, {"country": ["DE", "FR"], "hour": ["1"]}, torch.randn(3, 6))
-    return scorer, torch.cat([histories(tree.num_items), contexts()], dim=1)
-
-
-def contexts():
-    """Values of two columns for seven users, some of them missing."""
-    return torch.tensor([[0, 2], [1, 2], [PAD, 2], [0, PAD], [1, PAD], [PAD, PAD], [1, 2]])
-
-
-def make_sum(tree):
-    parts = {"memory": make_memory(tree)[0], "factors": make_factors(tree)[0], "deep": make_deep(tree)[0]}
-    return SumScorer(parts, tree.height, "deep").set_weights(deep=0.5), histories(tree.num_items)
-
-
-def make_sum_with_context(tree):
-    parts = {"memory": make_memory(tree)[0], "context": make_context(tree)[0], "deep": make_deep(tree)[0]}
-    x = torch.cat([histories(tree.num_items), contexts()], dim=1)
-    return SumScorer(parts, tree.height, "deep").set_weights(deep=0.5), x
-
-
-def histories(num_items):
-    """Seven users: with a full history, with none, and between."""
-    x = torch.randint(0, num_items, (7, 69))
-    for row, length in enumerate((69, 0, 1, 4, 20, 49, 60)):
-        x[row, length:] = PAD
-    return x
-
 
 SCORERS_UNDER_TEST = {
     "linear": make_linear,

@@ -3,10 +3,10 @@
 import math
 from dataclasses import replace
 
-import polars as pl
 import pytest
 import torch
 from inner_nodes import train_inner_nodes
+from sample_logs import some_events, walks
 from torch.nn.functional import gelu, layer_norm
 
 import beamtree as bt
@@ -30,12 +30,6 @@ from beamtree.parts.sequence import (
 from beamtree.scorers import SequenceScorer, dot_product
 from beamtree.scorers.sequence import SequenceEncoder, oldest_first
 from beamtree.train.recipes import parts_report
-
-
-def some_events(counts, num_items, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    offsets = torch.tensor([0, *counts]).cumsum(0)
-    return Events(offsets, torch.randint(num_items, (int(offsets[-1]),), generator=generator), "some")
 
 
 def literal_state(encoder, vectors):
@@ -235,17 +229,6 @@ def test_training_stops_where_it_is_told_to():
     settings = SequenceSettings(32, 0.2, 0.1, 1, 50, 5, 8, batch_size=4)
     fit_sequence(some_events([5, 80], 30), 30, settings, on_check=lambda step, *_: steps.append(step) or step == 10)
     assert steps == [5, 10]
-
-
-def walks(users, items, length):
-    """Users who walk around a ring of items, each with a stride of their own: only the order tells the next item."""
-    generator = torch.Generator().manual_seed(0)
-    start = torch.randint(items, (users, 1), generator=generator)
-    stride = torch.tensor([1, 2, 3, 5, 7])[torch.randint(5, (users, 1), generator=generator)]
-    item = (start + stride * torch.arange(length)) % items
-    user, time = torch.meshgrid(torch.arange(users), torch.arange(length), indexing="ij")
-    columns = {"user": user, "item": item, "time": time}
-    return pl.DataFrame({name: column.flatten().numpy() for name, column in columns.items()})
 
 
 SMALL = SequenceSettings(

@@ -12,10 +12,10 @@ from functools import partial
 
 import httpx
 import pytest
+from error_replies import check_error
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.errors import Unsatisfiable
 from serving import make_service, open_changing, priced, save_run, serving
-from test_request_errors import check
 
 from beamtree.serve.http import middleware, server
 from beamtree.serve.http.access import Limits
@@ -236,7 +236,7 @@ def test_answers_are_as_the_description_says(client, mode):
             answer = case.call(base_url=f"http://127.0.0.1:{client.port}")
             case.validate_response(answer, checks=CHECKS)
             if answer.status_code in (400, 422):
-                check(answer, case)
+                check_error(answer, case)
 
         try:
             ask()

@@ -12,7 +12,7 @@ from stress.sandbox import digest, temporary_files
 ROOT = Path(__file__).parent.parent
 
 
-LONGER = [
+TRIALS = [
     ("kills", 6),
     ("damage", 16),
     ("concurrent", 2),
@@ -24,9 +24,8 @@ LONGER = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("kind", "tries"), [("damage", 1), *(pytest.param(*each, marks=pytest.mark.extended) for each in LONGER)]
-)
+@pytest.mark.extended
+@pytest.mark.parametrize(("kind", "tries"), TRIALS)
 def test_promises_are_kept_under_stress(kind, tries):
     words = ["--only", kind, "--tries", str(tries), "--jobs", "1", "--seed", "7"]
     done = subprocess.run([sys.executable, "-m", "stress", *words], cwd=ROOT, capture_output=True, text=True)

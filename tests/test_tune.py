@@ -8,10 +8,10 @@ import pytest
 import torch
 from command import beamtree
 from conftest import cases
+from filtered_search import ROWS
 from hypothesis import given
 from hypothesis import strategies as st
-from test_filters import ROWS
-from test_inspect import make_run
+from sample_runs import make_prepared_run
 
 import beamtree as bt
 from beamtree import PAD, TreeModel
@@ -190,7 +190,7 @@ def test_what_cannot_be_tuned_is_said(model_and_users, counted, words, message):
 
 @pytest.fixture(scope="module")
 def run_folder(tmp_path_factory):
-    return make_run(tmp_path_factory.mktemp("tune"), train=10, val=20, test=10)
+    return make_prepared_run(tmp_path_factory.mktemp("tune"), train=10, val=20, test=10)
 
 
 def test_the_command_keeps_the_beam_and_others_use_it(run_folder):
@@ -216,7 +216,7 @@ def test_the_command_keeps_the_beam_and_others_use_it(run_folder):
 
 
 def test_a_beam_of_another_model_is_refused(tmp_path):
-    folder = make_run(tmp_path, train=4, val=4, test=4)
+    folder = make_prepared_run(tmp_path, train=4, val=4, test=4)
     words = ("evaluate", "run", "--beam-size", "tuned", "--m", "5")
     done = beamtree(*words, folder=folder, check=False)
     assert (done.returncode, "run has no tuned beam: tune it with" in done.stderr) == (2, True)

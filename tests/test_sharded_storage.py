@@ -8,6 +8,7 @@ import torch
 from command import largest_file
 from ranks import run_ranks
 from safetensors import safe_open
+from sample_scorers import told_by
 
 import beamtree as bt
 from beamtree import recommender
@@ -361,15 +362,6 @@ def test_what_is_made_over_ranks_stays_there(tmp_path, market_data, monkeypatch)
     ours, theirs = (told_by(scorer) for scorer in (one, two))
     for name, value in ours.items():
         torch.testing.assert_close(theirs[name], value, atol=2e-3, rtol=2e-3, msg=name)
-
-
-def told_by(scorer):
-    """What the parts say, whichever way vectors are turned and equal partners are put."""
-    rows = scorer.part("factors").table.weight.float()
-    memory = scorer.part("memory")
-    said = torch.zeros(len(memory.offsets) - 1, memory.num_items)
-    said[torch.repeat_interleave(memory.offsets.diff()), memory.partners.long()] = memory.weights.float()
-    return {"factors": rows @ rows.T, "memory": said, "recency": memory.recency, "weights": scorer.weights}
 
 
 def moved(size):

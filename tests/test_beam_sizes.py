@@ -6,9 +6,9 @@ import oracle
 import pytest
 import torch
 from conftest import cases
+from filtered_search import ROWS, as_tensors, check_search, draw_model, filters, left_for, p_of
 from hypothesis import given
 from hypothesis import strategies as st
-from test_filters import ROWS, as_tensors, check_search, filters, left_for, make_model, p_of
 
 import beamtree as bt
 from beamtree import PAD, TreeModel
@@ -29,7 +29,7 @@ def draw_widths(model, most=12):
 
 @given(cases(), st.data(), st.integers(1, 12))
 def test_equal_widths_are_one_number(case, data, k):
-    model, (allowed, excluded) = make_model(data, case), data.draw(filters(case))
+    model, (allowed, excluded) = draw_model(data, case), data.draw(filters(case))
     levels = case.height + 1 - model.first_level
     m, words = data.draw(st.integers(1, k)), as_tensors(allowed, excluded)
     one = retrieve(model, EVERY, beam_size=k, m=m, **words)
@@ -39,7 +39,7 @@ def test_equal_widths_are_one_number(case, data, k):
 
 @given(cases(ties=False), st.data())
 def test_a_walk_keeps_on_each_level_as_many_as_its_width(case, data):
-    model = make_model(data, case)
+    model = draw_model(data, case)
     sizes = data.draw(draw_widths(model))
     steps = list(walk(model.query(EVERY), sizes))
     assert [step.level for step in steps] == list(range(model.first_level, case.height + 1))
@@ -54,7 +54,7 @@ def test_a_walk_keeps_on_each_level_as_many_as_its_width(case, data):
 @given(cases(ties=False), st.data())
 def test_a_search_is_the_walk_with_no_level_narrower_than_m(case, data):
     """Whether a filter is set or not: it is a tree with the other leaves empty."""
-    model, (allowed, excluded) = make_model(data, case), data.draw(filters(case))
+    model, (allowed, excluded) = draw_model(data, case), data.draw(filters(case))
     sizes = data.draw(draw_widths(model))
     m = data.draw(st.integers(1, sizes[-1]))
     found = retrieve(model, EVERY, beam_size=sizes, m=m, **as_tensors(allowed, excluded))
@@ -66,7 +66,7 @@ def test_a_search_is_the_walk_with_no_level_narrower_than_m(case, data):
 @given(cases(), st.data())
 def test_m_items_come_back_wherever_brute_force_finds_m(case, data):
     """The promise of `widths`, also where exactly m are allowed and the upper levels are as narrow as can be."""
-    model, (allowed, excluded) = make_model(data, case), data.draw(filters(case))
+    model, (allowed, excluded) = draw_model(data, case), data.draw(filters(case))
     sizes = data.draw(draw_widths(model, most=40))
     most = sizes[-1] if allowed is None else min(sizes[-1], max(1, len(allowed)))
     m = data.draw(st.just(most) | st.integers(1, sizes[-1]))
@@ -119,7 +119,7 @@ def test_widths_that_cannot_be_are_refused(sizes, m, message):
 
 @given(cases(ties=False), st.data())
 def test_evaluate_and_inspect_search_with_these_widths(case, data):
-    model = make_model(data, case)
+    model = draw_model(data, case)
     sizes = data.draw(draw_widths(model))
     m = data.draw(st.integers(1, sizes[-1]))
     people = Instances(EVERY, case.y)

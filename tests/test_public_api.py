@@ -1,4 +1,4 @@
-"""The rules of the house that a program can check."""
+"""The rules of the public API that a program can check."""
 
 import inspect
 import re

@@ -1,4 +1,4 @@
-"""The start in closed form: as good as its best part, weighed by validation users, and what training makes of it."""
+"""The parts in closed form: as good as the best of them, weighed on validation users, and what training makes of it."""
 
 import polars as pl
 import pytest

@@ -3,12 +3,12 @@
 import math
 from collections import defaultdict
 from importlib import import_module
-from itertools import pairwise
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from sample_logs import by_user, repeating_events
 
 from beamtree import PAD, random_tree
 from beamtree.closed_form import als, ridge
@@ -24,18 +24,6 @@ from beamtree.parts.factors import earlier_factors
 from beamtree.scorers.factors import Factors, FactorScorer, fold_in, newest_of_each
 
 NUM_ITEMS = 12
-
-
-def make_events(users=30, longest=9, seed=0, num_items=NUM_ITEMS):
-    """Users with 2 to 9 events, repeats among them."""
-    generator = torch.Generator().manual_seed(seed)
-    counts = torch.randint(2, longest + 1, (users,), generator=generator)
-    items = torch.randint(num_items, (int(counts.sum()),), generator=generator).int()
-    return Events(torch.nn.functional.pad(counts.cumsum(0), (1, 0)), items, "made up")
-
-
-def by_user(events):
-    return [events.items[a:b].tolist() for a, b in pairwise(events.offsets.tolist())]
 
 
 def dense(pairs):
@@ -63,7 +51,7 @@ def chosen_matrix(events, num_items=NUM_ITEMS):
 @pytest.mark.parametrize("cells", [1 << 26, 0], ids=["summed whole", "sorted"])
 def test_cooccurrence_counts_users_that_have_both(monkeypatch, cells):
     monkeypatch.setattr("beamtree.closed_form.cooccurrence.DENSE", cells)
-    events = make_events()
+    events = repeating_events()
     matrix = chosen_matrix(events)
     assert np.array_equal(dense(cooccurrence(events, NUM_ITEMS)).numpy(), matrix.T @ matrix)
 
@@ -104,7 +92,7 @@ def test_what_followed_is_counted_from_the_past_to_the_future():
 def test_a_cut_counts_as_often_as_it_was_drawn(monkeypatch):
     """Sessions are short, and most of their cuts are drawn again and again."""
     monkeypatch.setattr("beamtree.closed_form.transitions.PAIRS_AT_ONCE", 25 * HISTORY**2)
-    events, recency = make_events(users=60, longest=4), torch.linspace(1, 0.1, 69)
+    events, recency = repeating_events(users=60, longest=4), torch.linspace(1, 0.1, 69)
     found = past_and_future(events, NUM_ITEMS, recency, readings=20, seed=3)
     plain = pairs_of_cuts(events, recency, readings=20, seed=3)
     for matrix, entries in zip(found, plain, strict=True):
@@ -121,7 +109,7 @@ def test_the_newest_of_each_item_is_marked():
 
 
 def test_rules_are_pairs_of_near_events():
-    events = make_events()
+    events = repeating_events()
     expected = defaultdict(float)
     popularity = np.bincount(events.items.numpy(), minlength=NUM_ITEMS)
     for items in by_user(events):
@@ -163,7 +151,7 @@ def test_ridge_partners_are_ease(monkeypatch, whole, popular):
     monkeypatch.setattr(ridge, "WHOLE", whole)
     monkeypatch.setattr(ridge, "BLOCK", 5)
     monkeypatch.setattr("beamtree.closed_form.cooccurrence.POPULAR", popular)
-    events = make_events()
+    events = repeating_events()
     order = torch.randperm(NUM_ITEMS, generator=torch.Generator().manual_seed(1))
     found = ridge_partners(cooccurrence(events, NUM_ITEMS), order, 2.0, most=NUM_ITEMS, features=NUM_ITEMS)
     expected = ease(chosen_matrix(events), 2.0)
@@ -186,7 +174,7 @@ def test_the_search_for_the_penalty_finds_the_top_of_a_hill(best):
 def test_a_trial_solves_for_some_items_and_as_the_whole_does(monkeypatch):
     monkeypatch.setattr(ridge, "WHOLE", 0)
     monkeypatch.setattr(ridge, "BLOCK", 3)
-    gram, order = cooccurrence(make_events(), NUM_ITEMS), torch.arange(NUM_ITEMS)
+    gram, order = cooccurrence(repeating_events(), NUM_ITEMS), torch.arange(NUM_ITEMS)
     whole = dense_partners(ridge_partners(gram, order, 2.0, NUM_ITEMS))
     trial = dense_partners(ridge_partners(gram, order[:3], 2.0, NUM_ITEMS))
     assert torch.equal(trial[:, :3], whole[:, :3])
@@ -197,7 +185,9 @@ def test_a_trial_solves_for_some_items_and_as_the_whole_does(monkeypatch):
 def test_follow_partners_are_the_ridge_regression_of_the_future_on_the_past(monkeypatch, whole):
     monkeypatch.setattr(ridge, "WHOLE", whole)
     monkeypatch.setattr(ridge, "BLOCK", 5)
-    past, future = past_and_future(make_events(users=400), NUM_ITEMS, torch.linspace(1, 0.1, 69), readings=5, seed=0)
+    past, future = past_and_future(
+        repeating_events(users=400), NUM_ITEMS, torch.linspace(1, 0.1, 69), readings=5, seed=0
+    )
     found = follow_partners(past, future, torch.arange(NUM_ITEMS), 0.5, NUM_ITEMS, features=NUM_ITEMS)
     gram, cross = dense(past).double(), dense(future).double().T
     penalty = 0.5 * float(gram.diagonal().mean())
@@ -255,14 +245,14 @@ def als_loss(events, found):
 
 
 def test_each_round_of_als_lowers_the_loss():
-    events = make_events(users=40)
+    events = repeating_events(users=40)
     losses = [als_loss(events, implicit_als(events, NUM_ITEMS, **ALS, rounds=rounds)) for rounds in (1, 2, 4, 8)]
     assert losses == sorted(losses, reverse=True)
 
 
 def test_als_goes_on_from_earlier_factors_at_the_scale_that_they_had():
     """Where these are the solution for the same events, nothing changes any more."""
-    events, tree = make_events(users=40), random_tree(NUM_ITEMS, seed=0)
+    events, tree = repeating_events(users=40), random_tree(NUM_ITEMS, seed=0)
     strong = ALS | {"penalty": 0.3}
     start = FactorScorer.from_factors(tree, implicit_als(events, NUM_ITEMS, **strong, rounds=100)).scaled(7.0)
     data = SimpleNamespace(
@@ -308,7 +298,7 @@ def test_lists_are_read_in_batches_that_fit():
 
 
 def test_factors_are_normalized_with_all_that_a_fold_in_needs():
-    found = implicit_als(make_events(), NUM_ITEMS, dim=4, penalty=0.02, unobserved_weight=0.5)
+    found = implicit_als(repeating_events(), NUM_ITEMS, dim=4, penalty=0.02, unobserved_weight=0.5)
     assert isinstance(found, Factors)
     assert found.unobserved_weight == 0.5 * NUM_ITEMS
     assert float(found.items.square().sum(1).mean()) == pytest.approx(1, rel=1e-4)

@@ -1,3 +1,5 @@
+"""Searches recorded as CUDA graphs: what a replay finds is what the search finds, also with changed weights."""
+
 import pytest
 import torch
 
