@@ -57,8 +57,8 @@ class Fitting:
 
     def acceptance(self, parts: SumScorer, contexts: Mapping[str, Sequence[str]] | None = None) -> Acceptance:
         """What decides on one more part of a sum, which may read these columns of contexts and their values."""
-        users: Data = self.data.val.sample(USERS)
-        users = self.data.val.sample(USERS).with_contexts(contexts) if contexts else with_contexts(parts, users)
+        sample = self.data.val.sample(USERS)
+        users: Data = sample.with_contexts(contexts) if contexts else with_contexts(parts, sample)
         return Acceptance(self.tree, parts, users, self.first_level, self.device, processes=self.processes)
 
 
