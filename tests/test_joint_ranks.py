@@ -185,7 +185,7 @@ def _train_jointly(folder, cut_short, seed):
         if turn == cut_short:
             raise CutShortError
 
-    how = {"rounds": 3, "stay": 0.0, "seed": seed, "folder": folder, "say": lines.append}
+    how = {"rounds": 3, "stay": 0.0, "seed": seed, "folder": folder, "on_message": lines.append}
     model = fit_jointly(model, instances(40, 4), instances(25, 5), train, **how)
     assert is_sharded(model) == (ranks().size > 1)
     return lines, model.tree.fingerprint(), whole(model)

@@ -313,7 +313,9 @@ def test_users_for_a_smaller_model_have_its_items_as_history_and_all_targets(see
 @pytest.mark.extended
 def test_training_keeps_the_start_or_something_better(run, monkeypatch):
     fitted_to = []
-    monkeypatch.setattr(renewal, "refit_parts", lambda *given: fitted_to.append(given[2]) or REFIT(*given))
+    monkeypatch.setattr(
+        renewal, "refit_parts", lambda *given, **named: fitted_to.append(given[2]) or REFIT(*given, **named)
+    )
     report = renew(run, TODAY, steps=4, verbose=False)
     data = bt.load_data(run / "data")
     assert [len(events) for events in fitted_to] == [len(data.train), len(data.train) + len(data.val) + len(data.test)]
