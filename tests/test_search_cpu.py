@@ -337,3 +337,11 @@ print(bt.retrieve(model, torch.tensor([[3, 5]]), beam_size=4, m=2)[0].tolist())
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[[3, 5]]"
     assert "Compiling for this machine" in done.stderr
+
+
+def test_a_beam_of_any_width_holds_all_that_there_is():
+    tree = bt.random_tree(40, seed=3)
+    model = bt.TreeModel(tree, RepeatScorer())
+    x = torch.tensor([[3, 7, 9]])
+    wide, all_items = (bt.retrieve(model, x, beam_size=width, m=5) for width in (10**20, 40))
+    assert all(torch.equal(one, other) for one, other in zip(wide, all_items, strict=True))

@@ -304,10 +304,10 @@ def search(
 
     x are histories [B, T], for whose users the parts are.
     """
-    count = x.shape[0]
+    count, most = x.shape[0], max(m, len(tree.items()))  # a level has no more nodes, however wide the beam
     task = SearchInput(
         x.contiguous().numpy(), tree._leaf_of_item.numpy(), tree.items().numpy(),
-        tree.arity, tree.height, first_level, np.array(widths),
+        tree.arity, tree.height, first_level, np.array([min(width, most) for width in widths]),
         ALL_ENTERED if mask.full_to == tree.height else mask.entered.numpy(),
         NONE_BEFORE if excluded is None else mask._allowed_before.numpy(),
         NONE_HIDDEN if excluded is None else excluded.numpy(),
