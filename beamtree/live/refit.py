@@ -49,6 +49,7 @@ def refit_parts(
     form = backend.closed_form(
         model.tree, data, seed, device, model.first_level, on_progress,
         events=events, hyperparameters=dict(scorer.hyperparameters), start=start, parts=(*PARTS, *parts),
+        processes=backend,
     )  # fmt: skip
     fitted = form.fit()
     closed = {name: fitted.part(name).to(device) for name in fitted.names}
