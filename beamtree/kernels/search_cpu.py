@@ -13,14 +13,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from beamtree.data.inputs import WHOLE_HISTORY, InputColumns
 from beamtree.kernels import compiling
 from beamtree.kernels.threads import in_spans
 from beamtree.mask import NodeMask
 from beamtree.tree import Tree
 
 MAX_PRODUCTS = 4  # of a sum
-HISTORIES = InputColumns()
 MAX_JOINED = 1 << 25  # partners of several memories, which are copied after every change of items
 
 
@@ -32,8 +30,8 @@ class Product(NamedTuple):
 
     rows: Tensor  # v_n of every node, float16 [≥ num_nodes, dim]
     encode: Callable[[Tensor], Tensor]  # u(x) [B, dim]
-    columns: InputColumns = HISTORIES  # of x
-    history: int = WHOLE_HISTORY  # events that are read
+    columns: "Columns"  # of x
+    history: int  # events that are read
 
 
 class NodeScores(NamedTuple):
@@ -47,8 +45,8 @@ class Entries(NamedTuple):
     """A few items of each user with scores: a node has the score of the best item below it, and at least 0."""
 
     entries: Callable[[Tensor], tuple[Tensor, Tensor]]  # items, PAD for none, and scores [B, E]
-    columns: InputColumns = HISTORIES
-    history: int = WHOLE_HISTORY
+    columns: "Columns"
+    history: int
 
 
 class Memory(NamedTuple):
@@ -79,13 +77,19 @@ CompiledPart = Product | NodeScores | Entries | Memory | Repeats | Network
 WeightedParts = Sequence[tuple[Sequence[float], CompiledPart]]  # with a weight for each level [H + 1]
 
 
+class Columns(Protocol):
+    """Those of x: see `data.inputs`."""
+
+    def narrowed(self, x: Tensor, to: Any, history: int) -> Tensor: ...
+
+
 class Compilable(Protocol):
     """A scorer, as far as a search needs to know it: see `scorers.base.Scorer`."""
 
     def compiled_parts(self, tree: Tree) -> WeightedParts | None: ...
 
     @property
-    def columns(self) -> InputColumns: ...
+    def columns(self) -> Columns: ...
 
     def histories(self, x: Tensor) -> Tensor: ...
 
