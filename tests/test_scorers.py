@@ -210,7 +210,7 @@ def test_a_deep_scorer_refuses_what_is_no_history():
 
 
 def test_a_deep_scorer_reads_the_newest_69_events():
-    tree, scorer = random_tree(30), DeepScorer(random_tree(30).num_nodes)
+    tree, scorer = bt.random_tree(30), DeepScorer(bt.random_tree(30).num_nodes)
     x, leaves = torch.randint(30, (2, 128)), torch.arange(30).unsqueeze(0)
     at_leaves = tree.leaf_of_item(leaves)
     expected = scorer(scorer.prepare(tree, x[:, :69]), tree.height, at_leaves)
