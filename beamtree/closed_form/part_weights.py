@@ -15,7 +15,7 @@ from beamtree.kernels import sparse
 from beamtree.kernels.threads import parallel_map
 from beamtree.metrics import default_m, hits
 from beamtree.model import TreeModel
-from beamtree.scorers import Scorer, as_sum, with_inputs
+from beamtree.scorers import Scorer, SubtreeMaxScorer, as_sum, with_inputs
 from beamtree.storage.tensors import NotFiniteError
 from beamtree.tree import PAD, Tree, distinct
 
@@ -30,6 +30,7 @@ ROUNDS = 4  # over all parts
 RISE = 2e-4  # relative gain in mean recall that a change must bring
 USERS = 2000  # validation users, at most
 BATCH = 64  # users that are searched together
+SMALL_CATALOGUE = 1 << 18  # items up to which the scores of all of them are in memory, for BATCH users
 RANK_POWER = 1.25  # in a calibration, an item of rank r counts r^-1.25
 SHORT, SHORT_USERS, SHORT_SHARE = 2, 500, 0.07  # newest events of such users, how many, and what they count there
 
@@ -40,7 +41,7 @@ class Candidates:
     """The scores of each part for the items that any of them would recommend to validation users."""
 
     def __init__(self, tree: Tree, parts: Mapping[str, Scorer], users: Data, first_level: int, device: str) -> None:
-        self.names = list(parts)
+        self.names, self._users = list(parts), users
         models = [TreeModel(tree, part, first_level=first_level).to(device) for part in parts.values()]
         columns = users.columns if isinstance(users, BeforeAfter) else InputColumns()
         width = min(WIDTH, tree.num_items)
@@ -73,7 +74,10 @@ class Candidates:
 
     def collect(self, search: Callable[[Tensor], Results], users: int, device: str) -> Results:
         """The results of a search for all users, in batches."""
-        results = for_each_batch(search, torch.arange(users).split(BATCH), device)
+        rows = torch.arange(users)
+        if isinstance(self._users, BeforeAfter):  # those with similar histories together, which are padded to the same
+            rows = self._users.history_lengths(rows).cpu().argsort(stable=True)
+        results = for_each_batch(search, rows.split(BATCH), device)
         scores, gain, real = (torch.cat(each) for each in zip(*results, strict=True))
         return scores, gain, real
 
@@ -122,8 +126,11 @@ def for_each_batch(function: Callable[[T], R], batches: Iterable[T], device: str
 def scores_at_leaves(model: TreeModel, x: Tensor, items: Tensor) -> Tensor:
     """The scores of items [B, n], 0 for PAD and for items without a leaf."""
     with torch.no_grad():
-        leaves = model.tree.leaf_of_item(items)
-        scores = model.scorer.scores(model.scorer.prepare(model.tree, x), model.tree.height, leaves)
+        scorer, leaves = model.scorer, model.tree.leaf_of_item(items)
+        if isinstance(scorer, SubtreeMaxScorer) and not x.is_cuda and model.tree.num_items <= SMALL_CATALOGUE:
+            scores = scorer.item_scores(x, model.tree.num_items).gather(1, items.clamp(min=0))
+        else:
+            scores = scorer.scores(scorer.prepare(model.tree, x), model.tree.height, leaves)
         return scores.masked_fill(leaves == PAD, 0.0)
 
 

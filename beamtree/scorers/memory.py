@@ -34,6 +34,13 @@ class SubtreeMaxScorer(Scorer):
         raise NotImplementedError
 
     @torch.no_grad()
+    def item_scores(self, x: Tensor, num_items: int) -> Tensor:
+        """The scores of all items of a small catalogue [B, M]."""
+        items, scores = self.entries(x)
+        total = scores.new_zeros(len(x), num_items + 1)  # the last stands for PAD
+        return total.scatter_add_(1, items.masked_fill(items == PAD, num_items), scores)[:, :num_items]
+
+    @torch.no_grad()
     def prepare(self, tree: Tree, x: Tensor) -> SubtreeMax:
         items, scores = self.entries(x)
         return SubtreeMax(tree, tree.leaf_of_item(items), scores)
