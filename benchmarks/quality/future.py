@@ -1,0 +1,323 @@
+"""What users do next, at a cut in time: our model beside popularity, EASE, iALS and rules that know the clock.
+
+    python benchmarks/quality/future.py prepare games.parquet out/games
+    python benchmarks/quality/future.py measure out/games --rows ours,popularity,ease,ials,rules --json games.json
+
+The log is cut at nine tenths of its events. Every row is fitted to all events before the cut, with settings chosen at
+an earlier cut of these, and recommends to users who have events on both sides. What counts is recall and NDCG at 20 of
+up to ten items that a user takes next, at the time of the first of them. EASE, iALS and rules have a half-life: an
+event of age a counts 2^(-a / h); popularity has a window. `--model RUN` measures a saved run instead of fitting one,
+and `--weeks` prints recall by week after the cut.
+
+The first command needs Polars. The second reads prepared data and works where only PyTorch, NumPy, SciPy and Numba are.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import beamtree as bt
+from beamtree.closed_form.als import implicit_als
+from beamtree.closed_form.cooccurrence import cooccurrence
+from beamtree.closed_form.ridge import ridge_partners
+from beamtree.closed_form.transitions import next_partners
+from beamtree.data import BeforeAfter, Events, Prepared, load_data
+from beamtree.data.inputs import WHOLE_HISTORY
+from beamtree.data.views import recency
+from beamtree.scorers import with_inputs
+from beamtree.scorers.factors import fold_in, newest_of_each
+from beamtree.tree import PAD
+
+SHARE = 0.9  # of the events, before the cut
+USERS, COMING, M, BATCH = 4000, 10, 20, 64
+DENSE = 20_000  # items up to which EASE is solved exactly
+PARTNERS = 200  # of an item beyond that
+DAY = 86_400
+HALF_LIVES = (None, 1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32)  # of the length of the log
+WINDOWS = (30, 7, 90, 365, None)  # days
+STRENGTHS = ((0.015, 0.01), (0.005, 0.003), (0.03, 0.01), (0.015, 0.1))  # λ and α₀
+Find = Callable[[Tensor], Tensor]  # histories x [B, T], newest first -> the M best items [B, M]
+Score = Callable[[Tensor], Tensor]  # -> the scores of all items [B, items]
+
+
+class Users(NamedTuple):
+    """Test users."""
+
+    view: BeforeAfter
+    targets: Tensor  # [U, COMING], PAD where fewer; items that the log before the cut does not have are numbers beyond
+    week: Tensor  # of each target, after the cut
+
+
+def prepare(log: Path, out: Path, seed: int) -> None:
+    """Write the log before the cut as prepared data, and test users as arrays."""
+    import polars as pl
+
+    frame = pl.read_parquet(log).select("user", "item", "timestamp").sort("timestamp", maintain_order=True)
+    cut = frame["timestamp"][int(SHARE * len(frame))]
+    before, after = frame.filter(pl.col("timestamp") < cut), frame.filter(pl.col("timestamp") >= cut)
+    out.mkdir(parents=True, exist_ok=True)
+    from beamtree.ingest.prepare import prepare as prepare_log
+
+    prepare_log(before, out / "before", user="user", item="item", time="timestamp", seed=seed)
+    number = {name: index for index, name in enumerate(load_data(out / "before").items.names)}
+    both = sorted(set(before["user"].unique()) & set(after["user"].unique()), key=str)
+    chosen = np.random.default_rng(seed).permutation(len(both))[:USERS]
+    users = {both[index] for index in chosen.tolist()}
+
+    def by_user(rows: pl.DataFrame) -> dict[Any, list[tuple[Any, int]]]:
+        rows = rows.filter(pl.col("user").is_in(list(users)))
+        grouped: dict[Any, list[tuple[Any, int]]] = {}
+        for user, item, moment in rows.iter_rows():
+            grouped.setdefault(user, []).append((item, moment))
+        return grouped
+
+    items, times, lengths, cuts = [], [], [], []
+    past, future = by_user(before), by_user(after)
+    for user in sorted(users, key=str):
+        history = [(number[str(item)], moment) for item, moment in past[user] if str(item) in number]
+        coming = dict(reversed(future[user]))  # each item once, when it was first taken
+        taken = sorted(coming.items(), key=lambda each: [name for name, _ in future[user]].index(each[0]))[:COMING]
+        rows = [*history, *((number.setdefault(str(item), len(number)), moment) for item, moment in taken)]
+        items += [item for item, _ in rows]
+        times += [moment for _, moment in rows]
+        lengths.append(len(rows))
+        cuts.append(len(history))
+    np.savez(out / "users.npz", items=items, times=times, lengths=lengths, cuts=cuts, cut=int(cut))
+    print(f"{log.stem}: {len(before):,} events before the cut, {len(users):,} users")
+
+
+def read_users(folder: Path) -> Users:
+    arrays = np.load(folder / "users.npz")
+    offsets = torch.nn.functional.pad(torch.from_numpy(arrays["lengths"]).cumsum(0), (1, 0))
+    events = Events(
+        offsets,
+        torch.from_numpy(arrays["items"]),
+        "users after the cut",
+        times=torch.from_numpy(arrays["times"]),
+        clock=1,
+    )
+    view = BeforeAfter(events, torch.from_numpy(arrays["cuts"]), history=WHOLE_HISTORY)
+    index = view.target_index(torch.arange(len(view)))
+    targets = events.items[index.clamp(min=0)].masked_fill(index == PAD, PAD)
+    assert events.times is not None
+    week = (events.times[index.clamp(min=0)] - int(arrays["cut"])) // (7 * DAY)
+    return Users(view, targets, week)
+
+
+def quality(found: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Recall and NDCG at M of each user [U] each."""
+    hit = ((found.unsqueeze(2) == targets.unsqueeze(1)) & (targets != PAD).unsqueeze(1)).any(2).float()
+    count = (targets != PAD).sum(1)
+    discount = 1 / torch.log2(torch.arange(M) + 2.0)
+    best = torch.nn.functional.pad(discount.cumsum(0), (1, 0))[count.clamp(max=M)]
+    return hit.sum(1) / count, (hit * discount).sum(1) / best
+
+
+def batches(view: BeforeAfter) -> Iterator[Tensor]:
+    for rows in torch.arange(len(view)).split(BATCH):
+        yield view.batch(rows)[0]
+
+
+def ours(model: bt.TreeModel, users: Users, beam_size: int = 400) -> Tensor:
+    """The M best items of a model for each user."""
+    view = with_inputs(model.scorer, users.view)
+    device = model.tree.device
+    return torch.cat([bt.retrieve(model, x.to(device), beam_size=beam_size, m=M)[0].cpu() for x in batches(view)])
+
+
+# Rows beside ours: fitted to events whose weights fall with age
+
+
+def aged(events: Events, half_life: float | None) -> Events:
+    """Events of age a with the weight 2^(-a / h); h is a share of the length of the log."""
+    if half_life is None:
+        return replace(events, weights=None)
+    assert events.times is not None
+    times = events.times[events.span()].double()
+    age = (times.max() - times) / (times.max() - times.min()) / half_life
+    return Events(
+        (events.offsets - events.offsets[0]),
+        events.item_numbers(),
+        events.name,
+        weights=(-age * np.log(2)).exp().float(),
+    )
+
+
+def recent_popularity(events: Events, num_items: int, settings: dict[str, Any], device: str) -> Score:
+    assert events.times is not None
+    times, items = events.times[events.span()], events.item_numbers().long()
+    if settings["window"] is not None:
+        items = items[times > times.max() - settings["window"] * DAY * (events.clock or 1)]
+    counts = torch.bincount(items, minlength=num_items).float()
+    return lambda x: counts.expand(len(x), -1)
+
+
+def ease(events: Events, num_items: int, settings: dict[str, Any], device: str) -> Score:
+    gram = cooccurrence(aged(events, settings["half_life"]).to(device), num_items)
+    if num_items <= DENSE:
+        system = gram.dense(torch.arange(num_items, device=device))
+        system.diagonal().add_(settings["penalty"])
+        inverse = torch.cholesky_inverse(torch.linalg.cholesky(system))
+        weights = inverse.div_(-inverse.diagonal()).fill_diagonal_(0.0)
+    else:
+        partners = ridge_partners(gram, torch.arange(num_items, device=device), settings["penalty"], PARTNERS)
+        weights = torch.sparse_csr_tensor(
+            partners.offsets, partners.columns.long(), partners.values.float(), (num_items,) * 2
+        )
+    return lambda x: multiply(history(x, settings["recency"], num_items).to(device), weights).cpu()
+
+
+def multiply(rows: Tensor, weights: Tensor) -> Tensor:
+    return rows @ weights if weights.layout == torch.strided else (weights.to_sparse_coo().T @ rows.T).T
+
+
+def ials(events: Events, num_items: int, settings: dict[str, Any], device: str) -> Score:
+    factors = implicit_als(
+        aged(events, settings["half_life"]).to(device),
+        num_items,
+        penalty=settings["strengths"][0],
+        unobserved_weight=settings["strengths"][1],
+    )
+
+    def score(x: Tensor) -> Tensor:
+        x = x.to(device)
+        weights = recency(settings["recency"], x.shape[1]).to(device) * newest_of_each(x)
+        return (fold_in(factors, factors.items[x.clamp(min=0)], weights) @ factors.items.T).cpu()
+
+    return score
+
+
+def rules(events: Events, num_items: int, settings: dict[str, Any], device: str) -> Score:
+    pairs = next_partners(aged(events, settings["half_life"]), num_items, most=500)
+    weights = torch.sparse_csr_tensor(pairs.offsets, pairs.columns.long(), pairs.values.float(), (num_items,) * 2)
+    return lambda x: multiply(history(x, None, num_items, settings["decay"]), weights)
+
+
+def history(x: Tensor, power: float | None, num_items: int, decay: float = 1.0) -> Tensor:
+    """Histories as rows over all items, each event weighted by its place [B, items]."""
+    t = torch.arange(x.shape[1])
+    weights = decay**t if power is None else recency(power, x.shape[1])
+    rows = torch.zeros(len(x), num_items + 1)
+    rows.scatter_(1, x.where(newest_of_each(x), num_items), weights.expand_as(x).float())
+    return rows[:, :num_items]
+
+
+# What is tried, one option after another, from the first value of each
+GRIDS: dict[str, tuple[Callable[..., Score], dict[str, tuple[Any, ...]]]] = {
+    "popularity": (recent_popularity, {"window": WINDOWS}),
+    "ease": (ease, {"recency": (0.3, 0.0, 0.6), "penalty": (300.0, 30.0, 100.0, 1000.0), "half_life": HALF_LIVES}),
+    "ials": (ials, {"recency": (0.3, 0.0, 0.6, 1.0), "strengths": STRENGTHS, "half_life": HALF_LIVES}),
+    "rules": (rules, {"decay": (0.8, 0.6, 0.9), "half_life": HALF_LIVES}),
+}
+
+
+def ranked(score: Score, view: BeforeAfter, num_items: int, leave_out: bool) -> Tensor:
+    """The M best items of each user."""
+    found = []
+    for x in batches(view):
+        x = x.where(x < num_items, PAD)
+        scores = torch.nn.functional.pad(score(x).clone(), (0, 1), value=-torch.inf)
+        if leave_out:
+            scores.scatter_(1, x.where(x != PAD, num_items), -torch.inf)
+        found.append(scores.topk(M).indices)
+    return torch.cat(found)
+
+
+def chosen_row(name: str, data: Prepared, users: Users, device: str) -> tuple[Tensor, dict[str, Any]]:
+    """The M best items of a row for each test user, and the settings that are best on validation users."""
+    make, grid = GRIDS[name]
+    train, val = data.train.events, replace(data.val.sample(2000), history=WHOLE_HISTORY)
+    index = val.target_index(torch.arange(len(val)))[:, :COMING]
+    targets = val.events.items[index.clamp(min=0)].long().masked_fill(index == PAD, PAD)
+    grid = {**grid, "leave_out": (True, False)}
+    best = {option: values[0] for option, values in grid.items()}
+    tried: dict[str, float] = {}
+
+    def measured(settings: dict[str, Any]) -> float:
+        key = json.dumps(settings, sort_keys=True)
+        if key not in tried:
+            score = make(train, data.num_items, settings, device)
+            tried[key] = float(quality(ranked(score, val, data.num_items, settings["leave_out"]), targets)[0].mean())
+        return tried[key]
+
+    for _ in range(2):
+        for option, values in grid.items():
+            best = max(({**best, option: value} for value in values), key=measured)
+    everything = getattr(data, "all", None) or data.train
+    score = make(everything.events, data.num_items, best, device)
+    return ranked(score, users.view, data.num_items, best["leave_out"]), best
+
+
+def fit_ours(folder: Path, device: str, seed: int, minutes: float | None) -> tuple[bt.TreeModel, float]:
+    began = time.perf_counter()
+    more = {} if minutes is None else {"minutes": minutes}
+    shop = bt.Recommender(seed=seed, device=device, **more).fit(folder / "before")
+    return shop.model, time.perf_counter() - began
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    first = commands.add_parser("prepare")
+    first.add_argument("log", type=Path)
+    first.add_argument("out", type=Path)
+    first.add_argument("--seed", type=int, default=0)
+    second = commands.add_parser("measure")
+    second.add_argument("folder", type=Path)
+    second.add_argument("--rows", default="ours,popularity,ease,ials,rules")
+    second.add_argument("--model", type=Path)
+    second.add_argument("--device", default="cpu")
+    second.add_argument("--seed", type=int, default=0)
+    second.add_argument("--minutes", type=float)
+    second.add_argument("--weeks", action="store_true")
+    second.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    if options.command == "prepare":
+        prepare(options.log, options.out, options.seed)
+        return
+    users, data, records = read_users(options.folder), load_data(options.folder / "before"), []
+    print(f"{options.folder.name}: {len(users.targets):,} users, recall@{M} and NDCG@{M} with 95 % intervals")
+    for name in options.rows.split(","):
+        about: dict[str, Any] = {}
+        if name == "ours":
+            if options.model is not None:
+                model = bt.Recommender.load(options.model, device=options.device).model
+            else:
+                model, about["seconds"] = fit_ours(options.folder, options.device, options.seed, options.minutes)
+            found = ours(model, users)
+        else:
+            found, about["settings"] = chosen_row(name, data, users, options.device)
+        recall, ndcg = quality(found, users.targets)
+        cells = [f"{values.mean():.4f} ± {1.96 * values.std() / len(values) ** 0.5:.4f}" for values in (recall, ndcg)]
+        print(f"{name:<12} {'   '.join(cells)}   {about}", flush=True)
+        records.append(
+            {
+                "log": options.folder.name,
+                "row": name,
+                "recall": float(recall.mean()),
+                "ndcg": float(ndcg.mean()),
+                **about,
+            }
+        )
+        if options.weeks:
+            hit = (found.unsqueeze(1) == users.targets.unsqueeze(2)).any(2)
+            for week in range(int(users.week.max()) + 1):
+                of_week = (users.week == week) & (users.targets != PAD)
+                if int(of_week.sum()) >= 200:
+                    print(
+                        f"  week {week + 1}: {float(hit[of_week].float().mean()):.4f} of {int(of_week.sum()):,} targets"
+                    )
+        if options.json is not None:
+            options.json.write_text(json.dumps(records, indent=1))
+
+
+if __name__ == "__main__":
+    main()
