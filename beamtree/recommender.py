@@ -61,7 +61,7 @@ from beamtree.query.reasons import explain_columns, explained_items
 from beamtree.query.request import Names
 from beamtree.query.response import column_types
 from beamtree.query.scores import item_vectors, score_columns, user_vectors
-from beamtree.scorers import Scorer, context_names
+from beamtree.scorers import Scorer, context_values
 from beamtree.storage.models import load_model
 from beamtree.storage.runs import (
     DATA,
@@ -653,7 +653,7 @@ class Recommender:
         with requires("", "reading a log"):
             from beamtree.ingest.user_events import read_users
 
-        context = context_names(model.scorer)
+        context = list(context_values(model.scorer))
         return read_users(data, _ids(model), columns, exclude_seen=exclude_seen, context=context)
 
     def update_items(self, items: Any, *, similar: bool = True) -> int:

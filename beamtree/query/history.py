@@ -16,7 +16,7 @@ from beamtree.data.ids import as_given, as_id
 from beamtree.errors import requires
 from beamtree.mask import NodeMask
 from beamtree.model import TreeModel
-from beamtree.scorers import context_part
+from beamtree.scorers import context_part, context_values
 from beamtree.scorers.context import CONTEXT
 from beamtree.tree import PAD
 
@@ -163,9 +163,9 @@ def in_context(
 
 def model_input(model: TreeModel, histories: Sequence[History]) -> Tensor:
     """Histories as a model reads them, with their contexts if it has a part for them, on its device."""
-    x, part = pad_histories([history.items for history in histories]), context_part(model.scorer)
-    if part is not None:
-        x = torch.cat([x, pad_rows([history.context for history in histories], len(part.values))], dim=1)
+    x, columns = pad_histories([history.items for history in histories]), context_values(model.scorer)
+    if columns:
+        x = torch.cat([x, pad_rows([history.context for history in histories], len(columns))], dim=1)
     return x.to(model.tree.device)
 
 

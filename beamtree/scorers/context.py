@@ -110,13 +110,13 @@ def context_part(scorer: Scorer) -> ContextScorer | None:
     return next((part for part in scorer.scorers().values() if isinstance(part, ContextScorer)), None)
 
 
-def context_names(scorer: Scorer) -> list[str]:
-    """The columns of the contexts that a scorer reads."""
+def context_values(scorer: Scorer) -> Values:
+    """The columns of the contexts that a scorer reads, and the values of each; none where it reads no contexts."""
     part = context_part(scorer)
-    return [] if part is None else list(part.values)
+    return {} if part is None else part.values
 
 
 def with_contexts(scorer: Scorer, users: Data) -> Data:
     """Users with the contexts of what they choose next, where the scorer reads contexts and their log has them."""
-    part = context_part(scorer)
-    return users.with_contexts(part.values) if part is not None and isinstance(users, BeforeAfter) else users
+    values = context_values(scorer)
+    return users.with_contexts(values) if values and isinstance(users, BeforeAfter) else users
