@@ -235,10 +235,6 @@ class ShardedMatrix(ItemMatrix):
         return ranks().sum_(super().dense(items))
 
 
-def _sharded(matrix: ItemMatrix, owner: Tensor) -> ShardedMatrix:
-    return ShardedMatrix(matrix.offsets, matrix.columns, matrix.values, owner)
-
-
 def sum_sharded(
     entries: Iterable[Entries], num_items: int, device: torch.device, order: Tensor | None = None
 ) -> ItemMatrix:
@@ -251,7 +247,8 @@ def sum_sharded(
     owner = torch.arange(num_items, device=device) % ranks().size
     if order is not None:
         owner[order] = torch.arange(len(order), device=device) * ranks().size // len(order)
-    return _sharded(sum_entries(_sent(iter(entries), num_items, owner), num_items, device), owner)
+    matrix = sum_entries(_sent(iter(entries), num_items, owner), num_items, device)
+    return ShardedMatrix(matrix.offsets, matrix.columns, matrix.values, owner)
 
 
 def _sent(entries: Iterator[Entries], num_items: int, owner: Tensor) -> Iterator[Entries]:
