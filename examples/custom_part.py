@@ -10,6 +10,7 @@ import polars as pl
 import torch
 
 import beamtree as bt
+from beamtree.data import Prepared
 from beamtree.parts import Fitting, Part
 from beamtree.scorers import PopularityScorer
 
@@ -22,22 +23,31 @@ class RecentPart(Part):
     def __init__(self, newest: int = 1_000) -> None:
         self.newest = newest
 
+    def obstacle(self, data: Prepared) -> str | None:
+        return super().obstacle(data) if data.train.events.times is not None else "the times of events"
+
     def fit(self, fitting: Fitting) -> PopularityScorer:
         """A node has the score of the best item below it."""
         events = fitting.fitted_events
-        assert events.times is not None, "the log has no times"
         newest = events.times[events.span()].argsort(stable=True)[-self.newest :]
         counts = torch.bincount(events.item_numbers().cpu()[newest], minlength=fitting.tree.num_items)
         return PopularityScorer.from_counts(fitting.tree, counts)
 
 
 if __name__ == "__main__":
+    # In each of two seasons thirty items are in fashion, some more than others, and a user chooses ten of them.
+    generator, fashion = torch.Generator().manual_seed(0), 1 / torch.arange(1, 31)
+    rows = [
+        (user, 30 * season + item, 10 * season + place)
+        for user in range(300)
+        for season in (0, 1)
+        for place, item in enumerate(torch.multinomial(fashion, 10, generator=generator).tolist())
+    ]
+    shop = bt.Recommender(steps=0, parts=(RecentPart(),))
+    shop.fit(pl.DataFrame(rows, schema=["user", "item", "time"], orient="row"), val_users=100)
     with tempfile.TemporaryDirectory() as name:
-        # In each of two seasons a user chooses each of the thirty items in fashion with probability 1/3.
-        chosen = [(user, season, (torch.rand(30) < 1 / 3).nonzero()) for user in range(600) for season in (0, 1)]
-        rows = [(user, 30 * season + int(item), season) for user, season, items in chosen for item in items]
-        shop = bt.Recommender(steps=0, parts=(RecentPart(),))
-        shop.fit(pl.DataFrame(rows, schema=["user", "item", "time"], orient="row"), val_users=100)
         shop.save(Path(name) / "run")
-        loaded = bt.Recommender.load(Path(name) / "run", parts=(RecentPart(),))
-        print(loaded.recommend([3, 13, 24], m=5))
+        loaded = bt.Recommender.load(Path(name) / "run")  # its scorer is one of the package
+        best = loaded.recommend([3, 13, 24], m=5)
+        print(best)
+        print(loaded.explain([3, 13, 24], best["item"][0]).select("event", "part", "contribution"))

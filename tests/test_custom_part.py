@@ -119,6 +119,11 @@ def test_two_parts_of_one_name_are_refused():
         bt.Recommender(steps=0, parts=(OWN.RecentPart(), OWN.RecentPart())).fit(fashion(users=40), verbose=False)
 
 
+def test_a_log_without_what_it_needs_is_refused():
+    with pytest.raises(ValueError, match="`parts`: recent needs the times of events"):
+        bt.Recommender(steps=0, parts=(OWN.RecentPart(),)).fit(fashion(users=40).drop("time"), verbose=False)
+
+
 @pytest.mark.parametrize("how", [{"recipe": "deep"}, {"method": "plt"}])
 def test_it_needs_a_sum(how):
     with pytest.raises(ValueError, match="`parts` needs closed-form parts: use the recipe beamtree"):

@@ -328,6 +328,10 @@ def test_every_equation_of_the_paper_is_in_the_tour():
     for number in ("1", "2", "3", "4", "8", "9", "10", "13", "15", "16"):
         assert re.search(rf"Eq\. {number}\b", text), number
     assert "Eqs. 5-7" in text
+    rows = re.findall(r"^\| (?:Eqs?\. \d|Definition|Proposition).*", text, re.MULTILINE)
+    untested = [row for row in rows if not re.search(r"`test_\w+`|tested through", row)]
+    assert len(rows) > 12
+    assert not untested
     assert all(f"Proposition {number}" in text for number in (1, 2, 3))
 
 

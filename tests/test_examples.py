@@ -13,7 +13,7 @@ PROMISES = {
     "regret_by_method.py": "OTM-mixed",
     "trace_beam.py": "retrieved",
     "custom_method.py": "beam-and-children",
-    "custom_part.py": "score",
+    "custom_part.py": " recent ",
     "custom_scorer.py": "recall",
     "custom_tree.py": "recall@50",
 }

@@ -88,6 +88,16 @@ def test_a_query_from_python_takes_the_listed_path(run):
     check(calls, "Python")
 
 
+def test_a_query_with_rules_is_selected_instead(run):
+    shop = bt.Recommender.load(run)
+    with traced() as calls:
+        shop.recommend(["i1", "i2"], m=3, beam_size=20, rules={"pins": ["i5"]})
+    names = [name for name, _ in calls]
+    path = ["Searcher.answer", "Searcher.select", "retrieve_each", "Selection.fill"]
+    assert path == sorted(path, key=names.index)
+    assert "Searcher.search" not in names
+
+
 def test_a_query_over_http_takes_the_listed_path(run):
     with traced() as calls:  # from before the threads of the service start
         service = make_service(run)

@@ -204,9 +204,17 @@ def test_a_deep_scorer_that_learns_nothing_says_the_same(share):
 
 def test_a_deep_scorer_refuses_what_is_no_history():
     scorer = DeepScorer(7)
-    for x in (torch.randn(2, 69), torch.zeros(2, 70, dtype=torch.int64), torch.zeros(69, dtype=torch.int64)):
+    for x in (torch.randn(2, 69), torch.zeros(69, dtype=torch.int64)):
         with pytest.raises(ValueError, match="this scorer takes histories"):
             scorer.check(x)
+
+
+def test_a_deep_scorer_reads_the_newest_69_events():
+    tree, scorer = bt.random_tree(30), DeepScorer(bt.random_tree(30).num_nodes)
+    x, leaves = torch.randint(30, (2, 128)), torch.arange(30).unsqueeze(0)
+    at_leaves = tree.leaf_of_item(leaves)
+    expected = scorer(scorer.prepare(tree, x[:, :69]), tree.height, at_leaves)
+    torch.testing.assert_close(scorer(scorer.prepare(tree, x), tree.height, at_leaves), expected)
 
 
 def test_linear_scores_are_the_products_of_section_5_1():

@@ -10,11 +10,12 @@ from torch import Tensor
 from beamtree.beam import retrieve
 from beamtree.closed_form.calibration import calibrate
 from beamtree.data import HISTORY, BeforeAfter, Data
+from beamtree.data.inputs import WHOLE_HISTORY, InputColumns
 from beamtree.kernels import sparse
 from beamtree.kernels.threads import parallel_map
 from beamtree.metrics import default_m, hits
 from beamtree.model import TreeModel
-from beamtree.scorers import Scorer, as_sum, with_contexts
+from beamtree.scorers import Scorer, as_sum, with_inputs
 from beamtree.storage.tensors import NotFiniteError
 from beamtree.tree import PAD, Tree, distinct
 
@@ -41,16 +42,17 @@ class Candidates:
     def __init__(self, tree: Tree, parts: Mapping[str, Scorer], users: Data, first_level: int, device: str) -> None:
         self.names = list(parts)
         models = [TreeModel(tree, part, first_level=first_level).to(device) for part in parts.values()]
-        has_contexts = isinstance(users, BeforeAfter) and users.context_values is not None
+        columns = users.columns if isinstance(users, BeforeAfter) else InputColumns()
         width = min(WIDTH, tree.num_items)
         self._cuts = [cut for cut in CUTS if cut < tree.num_items] or [default_m(tree.num_items)]
 
-        def search(rows: Tensor, newest: int = HISTORY) -> Results:
+        def search(rows: Tensor, newest: int = WHOLE_HISTORY) -> Results:
             x, y = (part.to(device) for part in users.batch(rows))
             if newest < HISTORY:
                 x = x.clone()
-                x[:, newest:HISTORY] = PAD
-            inputs = [x if model.scorer.reads_context or not has_contexts else x[:, :HISTORY] for model in models]
+                columns.items(x)[:, newest:] = PAD
+            scorers = [model.scorer for model in models]
+            inputs = [columns.narrowed(x, each.columns, each.history) if each.reads_items else x for each in scorers]
             found = [retrieve(model, of, beam_size=width, m=width)[0] for model, of in zip(models, inputs, strict=True)]
             items = distinct(torch.cat(found, dim=1)).sort(dim=1, descending=True).values  # PAD last
             at_leaves = [scores_at_leaves(model, of, items) for model, of in zip(models, inputs, strict=True)]
@@ -177,7 +179,7 @@ def weigh_parts(model: TreeModel, users: Data, candidates: type[Candidates] = Ca
         return
     before = {name: scorer.weight_of(name) for name in scorer.names}
     active = {name: scorer.part(name) for name in scorer.names if before[name] or name == scorer.learned}
-    users = with_contexts(scorer, users)
+    users = with_inputs(scorer, users)
     items = candidates(model.tree, active, users, model.first_level, str(model.tree.device))
     weights = choose_weights(items, {name: before[name] for name in active})
     scorer.set_weights(**weights)

@@ -10,7 +10,8 @@ from torch import Tensor
 from beamtree.closed_form.cooccurrence import PAIRS_AT_ONCE, Entries, ItemMatrix, sum_entries, sum_products
 from beamtree.data.csr import CSR, strongest
 from beamtree.data.events import Events
-from beamtree.data.views import HISTORY, RandomCrops, random_crops
+from beamtree.data.inputs import HISTORY
+from beamtree.data.views import RandomCrops, random_crops
 from beamtree.kernels import sparse
 from beamtree.kernels.threads import one_thread
 from beamtree.scorers.factors import newest_of_each

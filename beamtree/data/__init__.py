@@ -3,10 +3,11 @@
 from beamtree.data.events import Events
 from beamtree.data.factors import factors
 from beamtree.data.ids import Ids
+from beamtree.data.inputs import HISTORY
 from beamtree.data.instances import Data, Instances
 from beamtree.data.prepared import Prepared, load_data
 from beamtree.data.synthetic import Gaussian, gaussian, relevant_items, toy
-from beamtree.data.views import HISTORY, BeforeAfter, RandomCrops, SlidingWindows, random_crops
+from beamtree.data.views import BeforeAfter, RandomCrops, SlidingWindows, random_crops
 
 __all__ = [
     "HISTORY",

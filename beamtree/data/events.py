@@ -26,6 +26,7 @@ class Events:
     weights: Tensor | None = None  # of the events, float32 [E], below 0 if one is not to be predicted; None: all 1
     times: Tensor | None = None  # of the events, int64 [E], always on the CPU; None where they are not known
     contexts: EventContexts | None = None  # of the events; None where they are not known
+    clock: int | None = None  # units of `times` per second; None where they are only an order
 
     def __len__(self) -> int:
         """How many users there are."""
@@ -82,10 +83,22 @@ class Events:
         near, far = (_share_of_repeats(items[first], items[first + gap]) for gap in (1, FAR_GAP))
         return near / max(far, 1e-9) if near else 1.0
 
+    def seconds(self, index: Tensor) -> Tensor:
+        """The times of events by their index, in seconds since 1970; PAD for PAD, and where there is no clock."""
+        if self.times is None or self.clock is None:
+            return torch.full_like(index, PAD)
+        seconds = self.times[index.cpu().clamp(min=0)] // self.clock
+        return torch.where(index == PAD, PAD, seconds.to(index.device))
+
     def before(self, start: Tensor, cut: Tensor, length: int) -> Tensor:
         """The newest `length` events from start [B] up to cut [B], newest first [B, length], padded with PAD."""
+        index = self.index_before(start, cut, length)
+        return self._read(index, index != PAD)
+
+    def index_before(self, start: Tensor, cut: Tensor, length: int) -> Tensor:
+        """Where these are in `items`, `weights` and `times` [B, length], padded with PAD."""
         index = cut.unsqueeze(1) - 1 - torch.arange(length, device=cut.device)
-        return self._read(index, index >= start.unsqueeze(1))
+        return index.masked_fill(index < start.unsqueeze(1), PAD)
 
     def after(self, start: Tensor, stop: Tensor, most: int | None = None) -> Tensor:
         """The first `most` events from start to stop [B], oldest first, padded with PAD.

@@ -44,6 +44,7 @@ from beamtree.data.contexts import EventContexts
 from beamtree.data.events import Events
 from beamtree.data.factors import choose_factors
 from beamtree.data.ids import Ids, sorted_ids
+from beamtree.data.times import common_unit
 from beamtree.data.views import BeforeAfter
 from beamtree.files.atomic import check_replaceable
 from beamtree.files.checksums import is_read_fully, read_checked_json
@@ -60,6 +61,7 @@ FILES = {DESCRIPTION, *ARRAYS, *PAIRS, "items.txt", "users.txt", "contexts.txt",
 FILES |= {DROPPED_ITEMS, DROPPED_USERS}
 NEEDED = {"offsets.npy", "events.npy", "items.txt", "users.txt"}
 SPLITS = ("train", "val", "test")
+CLOCK_SAMPLE = 10_000  # times by which it is seen whether they are a clock
 TEXT, INTEGER = "text", "integer"  # types of ids: `id_types` of the description names that of users and of items
 
 
@@ -122,7 +124,8 @@ class Prepared:
         offsets = torch.nn.functional.pad(torch.cat(lengths).cumsum(0), (1, 0))
         name = ", ".join(view.events.name for view in sections)
         all_weights, all_times = (torch.cat(each) if len(each) == len(parts) else None for each in (weights, times))
-        result = Events(offsets, torch.cat(parts), name, self.items, all_weights, all_times)
+        clock = self.train.events.clock
+        result = Events(offsets, torch.cat(parts), name, self.items, all_weights, all_times, clock=clock)
         if self.train.events.contexts is not None:
             result = replace(result, contexts=self.train.events.contexts._replace(number=torch.cat(contexts)))
         return result
@@ -205,6 +208,7 @@ def load_data(folder: str | Path) -> Prepared:
     for what, array in (("weights", weights), ("times", times), ("contexts", number)):
         if array is not None and len(array) != len(events):
             raise ValueError(f"{folder} is damaged: it has {len(array):,} {what} of {len(events):,} events; {REMEDY}")
+    clock = None if times is None else common_unit(times[:: max(1, len(times) // CLOCK_SAMPLE)])
     contexts = None
     if number is not None:
         contexts = EventContexts(number, list(map(json.loads, Ids(folder / "contexts.txt").names)))
@@ -216,7 +220,7 @@ def load_data(folder: str | Path) -> Prepared:
     def section(index: int) -> BeforeAfter:
         first, last = ends[index], ends[index + 1]
         name = f"{description['fingerprint']} {SPLITS[index]}"
-        part = Events(offsets[first : last + 1], events, name, items, weights, times, contexts)
+        part = Events(offsets[first : last + 1], events, name, items, weights, times, contexts, clock)
         own_cuts = None if cuts is None else cuts[first:last]
         return BeforeAfter(part, own_cuts, user_ids=users, user_rows=range(first, last))
 

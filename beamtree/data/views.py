@@ -16,10 +16,9 @@ from torch.nn.functional import pad
 from beamtree.data.contexts import Values, value_numbers
 from beamtree.data.events import Events
 from beamtree.data.ids import Ids
+from beamtree.data.inputs import HISTORY, POOLING_WINDOWS, InputColumns, history_width
 from beamtree.tree import PAD
 
-POOLING_WINDOWS = (1, 1, 1, 2, 2, 2, 10, 10, 20, 20)  # of the history, newest first, each averaged (supplement C.3)
-HISTORY = sum(POOLING_WINDOWS)  # events of a history
 MAX_HISTORY = 400  # most events before the cut
 MIN_HISTORY = 5  # fewest events before the cut, unless the order is strong
 MIN_TARGETS = 5  # fewest events after the cut
@@ -65,8 +64,9 @@ class BeforeAfter(View):
 
     events: Events
     cuts: Tensor | None = None  # number of events before the cut of each user [U]; None: half of them
-    history: int = HISTORY
+    history: int = HISTORY  # events of x, at most
     context_values: Tensor | None = None  # numbers of the values of each context [N, columns], where x has them
+    clock: bool = False  # whether x has times
     user_ids: Ids | None = None  # of these and other users; None where they are not known
     user_rows: Sequence[int] = ()  # where the users are in them
     varies = False
@@ -77,23 +77,40 @@ class BeforeAfter(View):
         return f"BeforeAfter({len(self):,} users, {events:,} events, {where})"
 
     def batch(self, rows: Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
-        """x [B, history] newest first, and y [B, P], of some users, padded with PAD.
+        """x, newest events first, and y [B, P], of some users, padded with PAD.
 
-        With contexts x is [B, history + columns]: those of the first event that is to be predicted come last.
+        The time of the request and its context are those of the first event that is to be predicted.
         """
         start, cut, stop = self._bounds(rows)
-        x, y = self.events.before(start, cut, self.history), self.events.targets(cut, stop)
-        if self.context_values is None or self.events.contexts is None:
-            return x, y
-        first = pad(self.events.target_index(cut, stop), (0, 1), value=PAD)[:, 0].cpu()
-        values = self.context_values[self.events.contexts.number[first.clamp(min=0)].long()]
-        return torch.cat([x, values.masked_fill((first == PAD).unsqueeze(1), PAD).to(x.device)], dim=1), y
+        width = self.history
+        if width > HISTORY and len(rows):
+            width = history_width(int((cut - start).max()), width)
+        events = self.events
+        index = events.index_before(start, cut, width)
+        x, y = [events.before(start, cut, width)], events.targets(cut, stop)
+        if self.columns != InputColumns():
+            first = pad(events.target_index(cut, stop), (0, 1), value=PAD)[:, :1]
+            if self.clock:
+                x += [events.seconds(index), events.seconds(first)]
+            if self.context_values is not None and events.contexts is not None:
+                values = self.context_values[events.contexts.number[first[:, 0].clamp(min=0).cpu()].long()]
+                x.append(values.to(first.device).masked_fill(first == PAD, PAD))
+        return torch.cat(x, dim=1) if len(x) > 1 else x[0], y
+
+    @property
+    def columns(self) -> InputColumns:
+        """Those of x."""
+        return InputColumns(self.clock, 0 if self.context_values is None else self.context_values.shape[1])
 
     def with_contexts(self, values: Values) -> "BeforeAfter":
         """The same users with the contexts of what is to be predicted; the same where they are not known."""
         if self.events.contexts is None:
             return self
         return replace(self, context_values=value_numbers(values, self.events.contexts.contexts))
+
+    def with_times(self) -> "BeforeAfter":
+        """The same users with times; the same where they are no clock."""
+        return self if self.events.clock is None else replace(self, clock=True)
 
     def target_index(self, rows: Tensor) -> Tensor:
         """Where the targets y of some users are in the arrays of the events [B, P], padded with PAD."""

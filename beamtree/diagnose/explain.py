@@ -408,8 +408,7 @@ class Parts:
             if bool(column.any()):
                 part = self.sum.part(name)
                 if name not in self._prepared:
-                    x = self.query.x if part.reads_context else self.sum.histories(self.query.x)
-                    self._prepared[name] = part.prepare(self.query.tree, x)
+                    self._prepared[name] = part.prepare(self.query.tree, self.sum.input_of(part, self.query.x))
                 scores[name] = part.scores(self._prepared[name], level, nodes.unsqueeze(0))[0] * column[level]
         return tuple(_part(name, values) for name, values in scores.items()), self._combined(level, nodes, scores)
 

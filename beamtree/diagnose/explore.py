@@ -27,7 +27,7 @@ from beamtree.diagnose.inspect import Inspection, inspect
 from beamtree.evaluate import OnUsers
 from beamtree.mask import level_span
 from beamtree.model import TreeModel
-from beamtree.scorers import with_contexts
+from beamtree.scorers import with_inputs
 from beamtree.tree import PAD
 
 BEAM_SIZES = (10, 20, 50, 100, 200, 400)  # of the recorded searches
@@ -103,7 +103,7 @@ def record(
     packs = []
     for name, model in models.items():
         searches = []
-        inputs = with_contexts(model.scorer, data).batch(rows)[0]
+        inputs = with_inputs(model.scorer, data).batch(rows)[0]
         for user, truth in zip(inputs.split(1), truths, strict=True):
             searches.append([_search(model, user, truth, size, index) for size in sizes])
             if on_search is not None:

@@ -12,7 +12,7 @@ from beamtree.beam import DEFAULT_BEAM_SIZE, BeamSize, as_text, brute_force, ret
 from beamtree.data import Data
 from beamtree.metrics import hits, precision_recall_f
 from beamtree.model import TreeModel
-from beamtree.scorers import TableScorer, with_contexts
+from beamtree.scorers import TableScorer, with_inputs
 from beamtree.tree import PAD, distinct
 
 Record = dict[str, str | int | float]
@@ -186,7 +186,7 @@ def inspect(
     sizes = widths(model, beam_size, cuts[-1])
     count = num_users(data, users)
     model.tree.check_items(data.item_numbers())
-    device, data = model.tree.device, with_contexts(model.scorer, data)
+    device, data = model.tree.device, with_inputs(model.scorer, data)
     sums: list[Tensor] = []
     for rows in torch.arange(count).split(batch_size):
         x, y = (part.to(device) for part in data.batch(rows))

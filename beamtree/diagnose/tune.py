@@ -29,7 +29,7 @@ from beamtree.data.instances import Instances
 from beamtree.evaluate import evaluate
 from beamtree.metrics import hits
 from beamtree.model import TreeModel
-from beamtree.scorers import with_contexts
+from beamtree.scorers import with_inputs
 from beamtree.tree import PAD, distinct
 
 USERS = 1000  # by default
@@ -108,7 +108,7 @@ def tune(
         raise ValueError(f"milliseconds={milliseconds:g}: must be above 0")
     widest = max(widest, m)
     top = reachable_widths(model, widths(model, widest, m))
-    bench = _Bench(model, *_two_halves(with_contexts(model.scorer, data), users, seed), m, on_beam)
+    bench = _Bench(model, *_two_halves(with_inputs(model.scorer, data), users, seed), m, on_beam)
     halvings = [widest >> n for n in range(widest.bit_length())]
     uniform = [(width,) * len(top) for width in halvings if width >= m]
     path = [top, *narrowing_path(model, top, m, *needed_widths(model, bench.choosing, top, m))]

@@ -20,7 +20,7 @@ from beamtree.evaluate import Evaluation, measure, search_function
 from beamtree.files.staging import folder_lock
 from beamtree.methods import Method
 from beamtree.model import BatchPart, TreeModel
-from beamtree.scorers import as_sum, with_contexts
+from beamtree.scorers import as_sum, with_inputs
 from beamtree.scorers.table import NodeTable
 from beamtree.storage.tensors import check_finite
 from beamtree.train.backend import Backend, use_backend
@@ -162,7 +162,7 @@ class RanksBackend(Backend):
     ) -> Evaluation:
         """The same for a sharded model; each rank searches for its share of every batch."""
         find = ranks().split_rows(search_function(model, beam_size, max(m)))
-        return measure(find, with_contexts(model.scorer, data), m=m, batch_size=64 * ranks().size, **options)
+        return measure(find, with_inputs(model.scorer, data), m=m, batch_size=64 * ranks().size, **options)
 
 
 @cache

@@ -18,7 +18,7 @@ from beamtree.evaluate.beyond_accuracy import LIST_METRICS, ItemFacts, ListMetri
 from beamtree.evaluate.slices import SEGMENTS
 from beamtree.metrics import METRICS, Metric, bootstrap, few_users, hits, num_relevant, recall, weighted_hits
 from beamtree.model import TreeModel
-from beamtree.scorers import TableScorer, with_contexts
+from beamtree.scorers import TableScorer, with_inputs
 from beamtree.tree import PAD
 
 Find = Callable[[Tensor, Tensor], Tensor]  # (users x, items to exclude [B, E]) -> the best items, best first
@@ -198,7 +198,7 @@ def evaluate(
     cuts = all_cuts(m)
     return measure(
         search_function(model, beam_size, max(cuts, default=1)),  # `measure` refuses an empty m
-        with_contexts(model.scorer, data),
+        with_inputs(model.scorer, data),
         m=cuts,
         metrics=metrics,
         exclude_seen=exclude_seen,

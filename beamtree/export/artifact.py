@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from beamtree import kernels
 from beamtree.beam import DEFAULT_BEAM_SIZE, BeamSize, walk_to_items, widths
-from beamtree.data.views import HISTORY
+from beamtree.data.inputs import HISTORY, NO_TIME
 from beamtree.files.atomic import write_atomically
 from beamtree.model import TreeModel
 from beamtree.scorers import context_values
@@ -42,10 +42,14 @@ class SearchModule(nn.Module):
     def forward(self, x: Tensor, values: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The m best items and their probabilities [B, m], best first; PAD and 0 where there are fewer.
 
-        A model with a context part also reads the values of contexts [B, columns]: see `data.contexts`.
+        A model with a context part also reads the values of contexts [B, columns]: see `data.contexts`. Times are not
+        given: a model that reads the clock goes by the order of events.
         """
         (model,) = self._model
-        users = x if values is None else torch.cat([x, values], dim=1)
+        none = x[:, :0]
+        if model.scorer.reads_clock:
+            none = torch.full_like(x[:, :1], NO_TIME).expand(-1, x.shape[1] + 1)
+        users = x if values is None else torch.cat([x, none, values], dim=1)
         with kernels.plain_operations():
             items, scores = walk_to_items(model, users, self.widths, self.m)
             return items, model.scores_to_log_prob(scores).exp()

@@ -10,6 +10,7 @@ import torch
 
 from beamtree.data import BeforeAfter, Events, Ids
 from beamtree.data.contexts import EventContexts
+from beamtree.data.times import common_unit
 from beamtree.data.views import OtherUsers
 from beamtree.ingest.columns import USUAL_COLUMNS, LogColumns
 from beamtree.ingest.contexts import DERIVED
@@ -94,7 +95,8 @@ def read_users(
         number = rows["context"].rank("dense").cast(pl.Int32) - 1
         distinct = rows["context"].unique().sort()
         contexts = EventContexts(torch.from_numpy(number.to_numpy().copy()), list(map(json.loads, distinct)))
-    events = Events(offsets, items, "another log", ids, times=times, contexts=contexts)
+    clock = None if times is None else common_unit(times)
+    events = Events(offsets, items, "another log", ids, times=times, contexts=contexts, clock=clock)
     users = Ids(counts["user"].to_list())
     return OtherUsers(events, cuts, user_ids=users, user_rows=range(len(users)), num_items=len(ids))
 

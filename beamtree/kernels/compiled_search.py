@@ -71,9 +71,10 @@ def solve_dual(count, vectors, shrunk, right, system, solution):
 def fold_in(x, leaf_of_item, rows, recency, gram_diagonal, penalty, unobserved_weight, users):
     """u(x) of `scorers.factors.fold_in` for histories x [B, T], newest first, into users [B, dim]."""
     dim, longest = rows.shape[1], x.shape[1]
+    smaller = min(longest, dim)
     vectors, shrunk = np.empty((longest, dim), np.float32), np.empty((longest, dim), np.float32)
-    system, solution = np.empty((longest, longest), np.float32), np.empty(longest, np.float32)
-    root, diagonal = np.empty(longest, np.float32), np.empty(dim, np.float32)
+    system, solution = np.empty((smaller, smaller), np.float32), np.empty(smaller, np.float32)
+    root, diagonal, right = np.empty(longest, np.float32), np.empty(dim, np.float32), np.empty(dim, np.float32)
     for b in range(len(x)):
         count, total = ZERO, np.float32(0)
         for t in range(longest):
@@ -92,6 +93,19 @@ def fold_in(x, leaf_of_item, rows, recency, gram_diagonal, penalty, unobserved_w
                 count += 1
         for i in range(dim):
             diagonal[i] = np.float32(1) / (gram_diagonal[i] + penalty * (total + unobserved_weight))
+        if count > dim:  # the same system with a row for each number of a vector
+            turned = np.empty((dim, count), np.float32)
+            for i in range(dim):
+                diagonal[i] = np.sqrt(diagonal[i])
+                total = np.float32(0)
+                for s in range(count):
+                    turned[i, s] = vectors[s, i] * diagonal[i]
+                    total += turned[i, s] * root[s]
+                right[i] = total
+            solve_dual(dim, turned, turned, right, system, solution)
+            for i in range(dim):
+                users[b, i] = diagonal[i] * solution[i]
+            continue
         for s in range(count):
             for i in range(dim):
                 shrunk[s, i] = vectors[s, i] * diagonal[i]
@@ -203,7 +217,8 @@ def _remember(x, leaf_of_item, memory, items, item_scores, maxima, leaves, arity
     """
     offsets, partners, weights, recency, repeats = memory
     count, num_items = ZERO, len(leaf_of_item) - 1
-    for t in range(len(x)):
+    weighed = min(len(x), recency.shape[1])
+    for t in range(weighed):
         for part in range(len(recency)):
             if x[t] != PAD and recency[part, t] != 0:
                 row = part * num_items + x[t]
@@ -214,7 +229,7 @@ def _remember(x, leaf_of_item, memory, items, item_scores, maxima, leaves, arity
         if item == PAD:
             continue
         for part in range(len(recency)):
-            share = recency[part, t]
+            share = recency[part, t] if t < weighed else np.float32(0)
             if share == 0:
                 continue
             row = part * num_items + item
@@ -288,7 +303,7 @@ def _most_named(first, last, x, num_items, memory):
     most = ZERO
     for b in range(first, last):
         count = ZERO
-        for t in range(x.shape[1]):
+        for t in range(min(x.shape[1], recency.shape[1])):
             for part in range(len(recency)):
                 if x[b, t] != PAD and recency[part, t] != 0:
                     row = part * num_items + x[b, t]
@@ -325,7 +340,7 @@ def search(first, last, task, maxima):
     user_half, buffers = np.empty((searched + ROWS, wide), np.float32), np.zeros((2, BLOCK, wide), np.float32)
     for b in range(first, last):
         if len(vectors):
-            _read_history(x[b], leaf_of_item, arity, lift, windows, vectors, means[:searched])
+            _read_history(x[b, : len(windows)], leaf_of_item, arity, lift, windows, vectors, means[:searched])
             _layer(means, *layers[0], user_half, searched)
         own = b if len(items) > 1 else 0
         named = _remember(

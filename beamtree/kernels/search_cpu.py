@@ -30,7 +30,8 @@ class Product(NamedTuple):
 
     rows: Tensor  # v_n of every node, float16 [≥ num_nodes, dim]
     encode: Callable[[Tensor], Tensor]  # u(x) [B, dim]
-    reads_context: bool = False
+    columns: "Columns"  # of x
+    history: int  # events that are read
 
 
 class NodeScores(NamedTuple):
@@ -44,7 +45,8 @@ class Entries(NamedTuple):
     """A few items of each user with scores: a node has the score of the best item below it, and at least 0."""
 
     entries: Callable[[Tensor], tuple[Tensor, Tensor]]  # items, PAD for none, and scores [B, E]
-    reads_context: bool = False
+    columns: "Columns"
+    history: int
 
 
 class Memory(NamedTuple):
@@ -53,20 +55,20 @@ class Memory(NamedTuple):
     offsets: Tensor  # of the first list for all items, then of the next: int64 [lists · M + 1]
     partners: Tensor  # int32
     weights: Tensor  # float16
-    recency: Tensor  # the weight of each event of a history [lists, ≥ T]
+    recency: Tensor  # the weight of each event of a history [lists, any]; those after it have none
 
 
 class Repeats(NamedTuple):
     """The same, where each event names its own item."""
 
-    recency: Tensor  # the score that each event gives [≥ T]
+    recency: Tensor  # the score that each event gives [any], likewise
 
 
 class Network(NamedTuple):
     """Layers over the means of windows of a history and the vector of a node: see `scorers.deep`."""
 
     vectors: Tensor  # float32 [num_nodes, dim]
-    windows: Tensor  # whether an event is in a window [windows, ≥ T]
+    windows: Tensor  # whether an event is in a window [windows, T]
     lift: bool
     layers: Sequence[tuple[Tensor, Tensor | None, Tensor | None]]  # weight [out, in], bias and slopes: see `_pack`
 
@@ -75,10 +77,19 @@ CompiledPart = Product | NodeScores | Entries | Memory | Repeats | Network
 WeightedParts = Sequence[tuple[Sequence[float], CompiledPart]]  # with a weight for each level [H + 1]
 
 
+class Columns(Protocol):
+    """Those of x: see `data.inputs`."""
+
+    def narrowed(self, x: Tensor, to: Any, history: int) -> Tensor: ...
+
+
 class Compilable(Protocol):
     """A scorer, as far as a search needs to know it: see `scorers.base.Scorer`."""
 
     def compiled_parts(self, tree: Tree) -> WeightedParts | None: ...
+
+    @property
+    def columns(self) -> Columns: ...
 
     def histories(self, x: Tensor) -> Tensor: ...
 
@@ -93,7 +104,7 @@ class Lists(NamedTuple):
     partners: Any
     weights: Any  # halves, as 16 bits
     recency: Any  # times the weight of the part
-    repeats: Any  # the score that each event gives its own item [≥ T]
+    repeats: Any  # the score that each event gives its own item
 
 
 class Table(NamedTuple):
@@ -168,19 +179,19 @@ def search_parts(scorer: Compilable, tree: Tree, x: Tensor) -> SearchParts | Non
     cached = _ARRAYS.get(scorer)
     if cached is None or cached[0] != state:
         cached = _ARRAYS[scorer] = state, tensors, _arrays(parts, tree)
-    arrays, histories = cached[2], scorer.histories(x)
+    arrays, columns = cached[2], scorer.columns
     if arrays is None:
         return None
     tables, items, scores = list(arrays.tables), [], []
     place = 0
     for levels, part in parts:
         if type(part) is Product:
-            u = part.encode(x if part.reads_context else histories)
+            u = part.encode(columns.narrowed(x, part.columns, part.history))
             rows, shares, _ = tables[place]
             tables[place] = rows, shares, u.detach().contiguous().numpy()
             place += 1
         elif type(part) is Entries:
-            named = part.entries(x if part.reads_context else histories)
+            named = part.entries(columns.narrowed(x, part.columns, part.history))
             items.append(named[0].numpy())
             scores.append(named[1].detach().numpy() * np.float32(levels[0]))
     if items:
@@ -233,7 +244,9 @@ def _lists(memories: list[tuple[float, Memory]], repeats: list[Tensor], num_item
         halves = torch.zeros(0, dtype=torch.float16)
         memories = [(1.0, Memory(torch.zeros(1, dtype=torch.int64), halves.int(), halves, torch.zeros(0, 0)))]
     parts = [part for _, part in memories]
-    recency = torch.cat([part.recency * weight for weight, part in memories]).contiguous().numpy()
+    longest = max(part.recency.shape[1] for part in parts)
+    by_list = [pad(part.recency * weight, (0, longest - part.recency.shape[1])) for weight, part in memories]
+    recency = torch.cat(by_list).contiguous().numpy()
     if len(parts) == 1:
         offsets, partners, weights, _ = parts[0]
     else:

@@ -212,7 +212,7 @@ class PopularityPrior:
 @torch.no_grad()
 def learn_placement(model: TreeModel, histories: Sequence[Sequence[int]], background: BackgroundUsers) -> Placement:
     """The incoming partners and factors of an item that users with these histories chose."""
-    x = pad_histories(histories)
+    x = pad_histories(histories, HISTORY)
     items = torch.unique(x[x != PAD])
     factors = torch.cat([_user_factors(model, x.to(model.tree.device)), background.factors])
     events = torch.cat([_event_weights(x, items), _event_weights(background.x, items)])

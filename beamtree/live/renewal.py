@@ -20,12 +20,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from beamtree.beam import default_beam_size, retrieve
+from beamtree.beam import default_beam_size
 from beamtree.data import BeforeAfter, Events, Prepared, load_data
 from beamtree.data.csr import entries_of_rows, strongest, sum_duplicates
 from beamtree.data.views import OtherUsers
 from beamtree.errors import explain_full_disk, requires, short_message
-from beamtree.evaluate import evaluate
+from beamtree.evaluate import evaluate, search_function
 from beamtree.files.atomic import check_replaceable, edit_folder
 from beamtree.files.staging import (
     copy_linked,
@@ -49,7 +49,7 @@ from beamtree.model import TreeModel
 from beamtree.parts import Part
 from beamtree.parts.deep import DEEP
 from beamtree.progress import Reporter, clock
-from beamtree.scorers import Scorer, as_sum
+from beamtree.scorers import Scorer, as_sum, with_inputs
 from beamtree.storage.models import save_model
 from beamtree.storage.runs import (
     DATA,
@@ -370,7 +370,7 @@ def _some(events: Events, kept: Tensor, name: str) -> Events:
     lengths = torch.bincount(torch.repeat_interleave(events.counts())[kept], minlength=len(events))
     offsets = pad(lengths.cumsum(0), (1, 0))
     times = None if events.times is None else events.times[events.span()][kept]
-    return Events(offsets, events.item_numbers()[kept], name, events.ids, weights, times, contexts)
+    return Events(offsets, events.item_numbers()[kept], name, events.ids, weights, times, contexts, events.clock)
 
 
 def _hold_out(events: Events, is_new: Tensor, seed: int) -> tuple[Events, BeforeAfter] | None:
@@ -430,10 +430,10 @@ def compare_answers(old: TreeModel, new: TreeModel, data: Prepared) -> tuple[flo
     users = BeforeAfter(users.events, users.events.counts())
     same, shown = [], []
     for rows in torch.arange(len(users)).split(64):
-        x = users.batch(rows)[0]
         before, after = (
-            retrieve(model, x.to(model.tree.device), beam_size=default_beam_size(SHOWN), m=SHOWN)[0].cpu()
+            search_function(model, default_beam_size(SHOWN), SHOWN)(x, x[:, :0]).cpu()
             for model in (old, new)
+            for x in (with_inputs(model.scorer, users).batch(rows)[0],)
         )
         same.append(hits(after, before)[after != PAD])
         shown.append(after[after >= old.tree.num_items])

@@ -2,15 +2,16 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from beamtree.closed_form.part_weights import USERS
-from beamtree.data import Data, Events, Prepared
+from beamtree.data import Events, Prepared
+from beamtree.data.inputs import WHOLE_HISTORY
 from beamtree.parts.acceptance import Acceptance
 from beamtree.parts.processes import ALONE, Processes
 from beamtree.progress import OnProgress, no_progress
-from beamtree.scorers import FactorScorer, Scorer, SumScorer, with_contexts
+from beamtree.scorers import FactorScorer, Scorer, SumScorer, context_part
 from beamtree.tree import Tree
 
 if TYPE_CHECKING:
@@ -57,8 +58,11 @@ class Fitting:
 
     def acceptance(self, parts: SumScorer, contexts: Mapping[str, Sequence[str]] | None = None) -> Acceptance:
         """What decides on one more part of a sum, which may read these columns of contexts and their values."""
-        sample = self.data.val.sample(USERS)
-        users: Data = sample.with_contexts(contexts) if contexts else with_contexts(parts, sample)
+        users = replace(self.data.val.sample(USERS), history=WHOLE_HISTORY).with_times()
+        part = context_part(parts)
+        values = part.values if part is not None and not contexts else contexts
+        if values:
+            users = users.with_contexts(values)
         return Acceptance(self.tree, parts, users, self.first_level, self.device, processes=self.processes)
 
 

@@ -1,7 +1,7 @@
 """The closed form: parts fitted without a gradient, with penalties and weights chosen on validation users together."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
@@ -15,13 +15,14 @@ from beamtree.closed_form.ridge import FEATURES, climb, follow_partners, ridge_p
 from beamtree.closed_form.transitions import next_partners, past_and_future
 from beamtree.data import Events
 from beamtree.data.csr import CSR
+from beamtree.data.inputs import HISTORY, WHOLE_HISTORY
 from beamtree.data.views import ORDERED
 from beamtree.evaluate import Find, measure, search_function
 from beamtree.metrics import default_m, hits
 from beamtree.model import TreeModel
 from beamtree.parts.base import ClosedFormPart, Fitting
 from beamtree.progress import Stages, log
-from beamtree.scorers import FactorScorer, MemoryScorer, PopularityScorer, Scorer, SumScorer
+from beamtree.scorers import FactorScorer, MemoryScorer, PopularityScorer, Scorer, SumScorer, with_inputs
 from beamtree.scorers.factors import Factors
 from beamtree.tree import PAD
 
@@ -55,7 +56,7 @@ class ClosedForm(Fitting):
         self.log: Events = self.fitted_events.to(self.device)
         slots = self.tree.items()
         self.order = slots[slots >= 0].to(self.device)
-        self.users = self.data.val.sample(USERS)
+        self.users = replace(self.data.val.sample(USERS), history=WHOLE_HISTORY).with_times()
         self.validates = len(self.users) > 0
         self.users_repeat = not self.validates or self._share_of_repeats() > MIN_REPEAT_SHARE
         self.ordered = self.data.train.events.order_strength > ORDERED
@@ -64,7 +65,7 @@ class ClosedForm(Fitting):
 
     def _share_of_repeats(self) -> float:
         """The share of the validation users' targets that are in their history."""
-        x, y = self.users.batch(torch.arange(len(self.users)))
+        x, y = replace(self.users, history=HISTORY, clock=False).batch(torch.arange(len(self.users)))
         return float(hits(y, x).sum() / (y != PAD).sum().clamp(min=1))
 
     def fit(self) -> SumScorer:
@@ -111,7 +112,7 @@ class ClosedForm(Fitting):
         self.stages.begin(WEIGHTS, 1)
         if "weights" in self.hyperparameters:
             return
-        users = self.users if self.validates else self.data.train.sample(USERS)
+        users = self.users if self.validates else replace(self.data.train.sample(USERS), history=WHOLE_HISTORY)
         vanished = self.hyperparameters.get("vanished")
         used = {name: part for name, part in candidates.items() if name != "factors" or not vanished}
         measured = self.processes.candidates(self.tree, used, users, self.first_level, self.device)
@@ -131,11 +132,10 @@ class ClosedForm(Fitting):
         """The share of validation users' lists that the most frequent items make up: 1 if everybody gets the same."""
         model = TreeModel(self.tree, scorer, first_level=self.first_level).to(self.device)
         m = min(SAME_ITEMS, self.tree.num_items)
-        rows = torch.arange(len(self.users)).split(BATCH)
+        users = with_inputs(scorer, self.users)
+        rows = torch.arange(len(users)).split(BATCH)
         find = search_function(model, DEFAULT_BEAM_SIZE, m)
-        items = torch.cat(
-            [find(x, x[:, :0]).cpu() for x in (self.users.batch(some)[0].to(self.device) for some in rows)]
-        )
+        items = torch.cat([find(x, x[:, :0]).cpu() for x in (users.batch(some)[0].to(self.device) for some in rows)])
         counts = torch.bincount(items[items != PAD], minlength=self.tree.num_items)
         return float(counts.topk(m).values.sum() / counts.sum().clamp(min=1))
 
@@ -151,7 +151,8 @@ class ClosedForm(Fitting):
         cuts = sorted({min(cut, most) for cut in cuts})
         find, users_at_once = self.parallel(search_function(model, max(DEFAULT_BEAM_SIZE, most), cuts[-1]))
         exclude = not self.users_repeat
-        result = measure(find, self.users, m=cuts, metrics=("recall",), exclude_seen=exclude, batch_size=users_at_once)
+        users = with_inputs(part, self.users)
+        result = measure(find, users, m=cuts, metrics=("recall",), exclude_seen=exclude, batch_size=users_at_once)
         return self.processes.broadcast({cut: float(result["recall", cut]) for cut in cuts})
 
     def quality(self, part: Scorer, cuts: Sequence[int] = (10, 50, 200)) -> float:

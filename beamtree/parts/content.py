@@ -14,7 +14,7 @@ from beamtree.model import TreeModel
 from beamtree.parts.acceptance import WHOLE, Acceptance
 from beamtree.parts.base import Fitting, Part
 from beamtree.parts.memory import MemoryPart
-from beamtree.scorers import MemoryScorer, Scorer, SumScorer, as_sum, with_contexts
+from beamtree.scorers import MemoryScorer, Scorer, SumScorer, as_sum, with_inputs
 from beamtree.scorers.memory import recency_weights
 from beamtree.tree import PAD, Tree
 
@@ -110,7 +110,7 @@ def with_similar_items(
         return scorer
     partners, device = known.partners(tree.num_items), str(tree.device)
     list_of_similar = MemoryScorer.from_partners([partners], [RECENCY]).to(device)
-    sample = with_contexts(measured, users.sample(USERS))
+    sample = with_inputs(measured, users.sample(USERS))
     acceptance = Acceptance(tree, measured, sample, first_level, device, errors=MIN_Z, least=LEAST_GAIN)
     trial = acceptance.measure_beside(CONTENT, list_of_similar)
     if not trial.accepted:

@@ -9,7 +9,7 @@ from beamtree.closed_form.part_weights import BATCH, scores_at_leaves
 from beamtree.model import TreeModel
 from beamtree.parts.base import ClosedFormPart, FittedCandidates
 from beamtree.parts.closed_form import POWERS, ClosedForm
-from beamtree.scorers import FactorScorer, Scorer
+from beamtree.scorers import FactorScorer, Scorer, with_inputs
 from beamtree.tree import PAD
 
 TRIAL = {"dim": 48, "rounds": 2}  # size of the factors that λ and α₀ are chosen with
@@ -65,6 +65,6 @@ def explains_histories(factors: FactorScorer, form: ClosedForm) -> bool:
     all that remains of the vectors is one direction, and the order of its products is nearly that of popularity.
     """
     model = TreeModel(form.tree, factors, first_level=form.first_level).to(form.device)
-    x = form.users.batch(torch.arange(min(BATCH, len(form.users))))[0].to(form.device)
+    x = with_inputs(factors, form.users).batch(torch.arange(min(BATCH, len(form.users))))[0].to(form.device)
     products = scores_at_leaves(model, x, x)
     return bool(form.processes.broadcast(float(products.sum() / (x != PAD).sum().clamp(min=1))) >= VANISHED)

@@ -9,7 +9,7 @@ from torch import Tensor
 from beamtree.closed_form.part_weights import CUTS
 from beamtree.closed_form.ridge import FEATURES, PENALTIES, WHOLE
 from beamtree.data.csr import CSR
-from beamtree.data.views import HISTORY
+from beamtree.data.inputs import HISTORY
 from beamtree.parts.base import ClosedFormPart, FittedCandidates
 from beamtree.parts.closed_form import POWERS, ClosedForm
 from beamtree.progress import log

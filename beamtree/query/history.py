@@ -10,13 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from beamtree.data import HISTORY, Events, Ids, Prepared
+from beamtree.data import Events, Ids, Prepared
 from beamtree.data.contexts import Context
 from beamtree.data.ids import as_given, as_id
+from beamtree.data.inputs import NO_TIME, history_width
 from beamtree.errors import requires
 from beamtree.mask import NodeMask
 from beamtree.model import TreeModel
-from beamtree.scorers import context_part, context_values
+from beamtree.scorers import context_part
 from beamtree.scorers.context import CONTEXT
 from beamtree.tree import PAD
 
@@ -32,6 +33,8 @@ class History(NamedTuple):
     seen: Sequence[int] = ()  # other items that the user chose, which were dropped from training
     context: Sequence[int] = ()  # numbers of the values of the context; none where nothing is known
     is_known: bool = True  # False for a user who has no events; such users may have dislikes
+    times: Sequence[int] = ()  # of the items, in seconds since 1970; none where they are not known
+    time: int = NO_TIME  # of the request
 
 
 UNKNOWN_USER = History([], is_known=False)
@@ -162,11 +165,16 @@ def in_context(
 
 
 def model_input(model: TreeModel, histories: Sequence[History]) -> Tensor:
-    """Histories as a model reads them, with their contexts if it has a part for them, on its device."""
-    x, columns = pad_histories([history.items for history in histories]), context_values(model.scorer)
-    if columns:
-        x = torch.cat([x, pad_rows([history.context for history in histories], len(columns))], dim=1)
-    return x.to(model.tree.device)
+    """Histories as a model reads them, with their times and contexts if it reads them, on its device."""
+    columns, rows = model.scorer.columns, [history.items for history in histories]
+    width = history_width(max(map(len, rows), default=0), model.scorer.history)
+    x = [pad_histories(rows, width)]
+    if columns.clock:
+        times = [history.times if len(history.times) == len(history.items) else () for history in histories]
+        x += [pad_histories(times, width), torch.tensor([[history.time] for history in histories])]
+    if columns.contexts:
+        x.append(pad_rows([history.context for history in histories], columns.contexts))
+    return torch.cat(x, dim=1).to(model.tree.device)
 
 
 def logged_events(data: Prepared, user: object) -> tuple[Events, int, int] | None:
@@ -212,9 +220,9 @@ def histories_of_users(data: Prepared, users: Sequence[object], ids: Ids | None 
     return [History(row, dislikes=dislikes, seen=seen) for row, dislikes, seen in columns]
 
 
-def pad_histories(rows: Sequence[Sequence[int]]) -> Tensor:
-    """The items of histories as a model reads them: the newest 69, newest first, then PAD [B, 69]."""
-    return pad_rows([row[: -HISTORY - 1 : -1] for row in rows], HISTORY)
+def pad_histories(rows: Sequence[Sequence[int]], width: int) -> Tensor:
+    """The items of histories as a model reads them: the newest, newest first, then PAD [B, width]."""
+    return pad_rows([row[: -width - 1 : -1] for row in rows], width)
 
 
 def pad_rows(rows: Sequence[Sequence[int]], width: int) -> Tensor:

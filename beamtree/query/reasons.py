@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from beamtree.data import HISTORY
 from beamtree.data.ids import as_id
 from beamtree.query.history import History, model_input
 from beamtree.query.response import repeated
@@ -51,15 +50,16 @@ def _of_model(searcher: Searcher, histories: Sequence[History], items: Sequence[
     names, parts = list(found), [torch.cat([part.entries, part.rest.unsqueeze(2)], dim=2) for part in found.values()]
     given = torch.stack(parts, dim=2)  # by events, values of the context, and none of them [B, W, parts, X + 1]
     by_event = given.sum(2)
-    by_none = by_event[:, :, HISTORY:].sum(2).tolist()
+    count, first_value = model.scorer.histories(x).shape[1], x.shape[1] - len(columns)
+    by_none = by_event[:, :, count:].sum(2).tolist()
     index = given.nonzero()
     rows: list[list[list[Reason]]] = [[[] for _ in items] for _ in histories]
     totals, values = by_event[index[:, 0], index[:, 1], index[:, 3]].tolist(), given[tuple(index.T)].tolist()
     for (user, item, part, entry), value, total in zip(index.tolist(), values, totals, strict=True):
-        if entry < HISTORY:
+        if entry < count:
             reason = Reason(histories[user].items[-1 - entry], entry + 1, names[part], None, value, total)
         else:
-            column = columns[entry - HISTORY] if entry < x.shape[1] else None
+            column = columns[entry - first_value] if first_value <= entry < x.shape[1] else None
             reason = Reason(None, None, names[part], column, value, by_none[user][item])
         rows[user][item].append(reason)
     return [[sorted(of_item, key=_order) for of_item in of_user] for of_user in rows]

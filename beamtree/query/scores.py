@@ -13,7 +13,7 @@ from torch import Tensor
 
 from beamtree.data.ids import as_given
 from beamtree.model import TreeModel
-from beamtree.query.history import History, id_list, model_input, pad_histories, pad_rows
+from beamtree.query.history import History, id_list, model_input, pad_rows
 from beamtree.query.response import repeated
 from beamtree.query.search import Searcher, popularity_in, shares_of_events
 from beamtree.scorers import DotProductScorer
@@ -110,6 +110,7 @@ def user_vectors(model: TreeModel, batches: Iterable[list[History]]) -> Tensor:
     part = model.vector_part()
     if not isinstance(part, DotProductScorer):
         raise ValueError(f"a {type(part).__name__} has no vectors of users: only factors and sequences have")
-    rows = (pad_histories([history.items for history in batch]).to(model.tree.device) for batch in batches)
+    columns = model.scorer.columns
+    rows = (columns.narrowed(model_input(model, batch), part.columns, part.history) for batch in batches)
     vectors = [part.prepare(model.tree, x).user.float().cpu() for x in rows]
     return torch.cat(vectors) if vectors else torch.empty(0, part.table.weight.shape[1])

@@ -1,7 +1,7 @@
 """g(x, n): the node-wise scorers."""
 
 from beamtree.scorers.base import Scorer, TableScorer
-from beamtree.scorers.context import ContextScorer, context_part, context_values, with_contexts
+from beamtree.scorers.context import ContextScorer, context_part, context_values, with_inputs
 from beamtree.scorers.deep import DeepScorer
 from beamtree.scorers.dot_product import DotProductScorer
 from beamtree.scorers.factors import FactorScorer
@@ -47,5 +47,5 @@ __all__ = [
     "as_sum",
     "context_part",
     "context_values",
-    "with_contexts",
+    "with_inputs",
 ]

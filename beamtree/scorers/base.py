@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
-from beamtree.data.views import HISTORY
+from beamtree.data.inputs import HISTORY, InputColumns
 from beamtree.kernels.search_cpu import CompiledPart, WeightedParts
 from beamtree.scorers.table import NodeTable
 from beamtree.tree import PAD, Tree
@@ -24,6 +24,7 @@ RENAMED = {  # in 0.3.0, which a scorer from outside the package may not know
     "for_search": "search_cache",
     "use_for_search": "load_search_cache",
 }
+HISTORIES = InputColumns()
 ROUNDING = 1e-6  # relative: smaller differences between two scores are rounding
 
 
@@ -43,7 +44,9 @@ class Scorer(nn.Module, ABC):
     """
 
     reads_items = False  # whether x are histories: numbers of items, which must be those of the tree
-    reads_context = False  # whether x has the values of contexts after the histories: see `data.contexts`
+    reads_context = False  # whether x has the values of contexts: see `data.contexts`
+    reads_clock = False  # whether x has times: see `data.inputs`
+    history = HISTORY  # events that are read of a user, at most
     exportable = False  # whether it scores by operations of torch alone inside `kernels.plain_operations`
     cheap_levels = False  # whether scoring a whole level costs little beside gathering some of its nodes
     hyperparameters: Mapping[str, Any] = MappingProxyType({})  # of a sum: how its parts were fitted
@@ -137,9 +140,14 @@ class Scorer(nn.Module, ABC):
         """The parts of a sum by name; a scorer that is no sum is the only one."""
         return {SCORE: self}
 
+    @property
+    def columns(self) -> InputColumns:
+        """Those of x, beside the histories."""
+        return InputColumns(self.reads_clock)
+
     def histories(self, x: Tensor) -> Tensor:
-        """The histories alone, where x may have contexts after them."""
-        return x[:, :HISTORY] if self.reads_context else x
+        """The histories alone, where x may have times and contexts after them."""
+        return self.columns.items(x)
 
     def compiled_part(self, tree: Tree) -> CompiledPart | None:
         """What the compiled search on a CPU takes from this scorer; None where it is not compiled.
@@ -158,14 +166,18 @@ class Scorer(nn.Module, ABC):
         """What each entry of x gives to the scores of items [B or 1, W] that have leaves.
 
         Here what is lost without it; the rest is what the entries give together. A scorer whose score is a sum over the
-        entries says what each of them adds.
+        entries says what each of them adds. A time is no entry.
         """
 
         def score(users: Tensor, leaves: Tensor) -> Tensor:
             logits: Tensor = self(self.prepare(tree, users), tree.height, leaves)
             return logits
 
-        return leave_one_out(score, x, tree.leaf_of_item(items))
+        entries = torch.ones(x.shape[1], dtype=torch.bool, device=x.device)
+        if self.reads_clock:
+            count = self.histories(x).shape[1]
+            entries[count : x.shape[1] - self.columns.contexts] = False
+        return leave_one_out(score, x, tree.leaf_of_item(items), entries)
 
     def contributions_by_part(self, tree: Tree, x: Tensor, items: Tensor) -> dict[str, Contributions]:
         """The same for each part of the score, times its weight."""
@@ -185,16 +197,19 @@ def says_last(kind: type[Scorer], method: str) -> bool:
     return method in next(own for own in of_each if own.keys() & {method, "prepare", "forward", "scores"})
 
 
-def leave_one_out(score: Callable[[Tensor, Tensor], Tensor], x: Tensor, leaves: Tensor) -> Contributions:
+def leave_one_out(
+    score: Callable[[Tensor, Tensor], Tensor], x: Tensor, leaves: Tensor, entries: Tensor | None = None
+) -> Contributions:
     """What is lost of the scores of leaves [B or 1, W] where an entry of x [B, X] is left out.
 
-    `score` takes users [N, X] and the leaves of each [N, W].
+    `score` takes users [N, X] and the leaves of each [N, W]; `entries` says which columns may be left out [X].
     """
     missing = 0 if x.is_floating_point() else PAD
     leaves = leaves.expand(len(x), -1)
     whole = score(x, leaves)
+    may_miss = x != missing if entries is None else (x != missing) & entries
     entries = whole.new_zeros(*whole.shape, x.shape[1])
-    user, entry = (x != missing).nonzero(as_tuple=True)
+    user, entry = may_miss.nonzero(as_tuple=True)
     for some in torch.arange(len(user), device=x.device).split(AT_ONCE):
         rows, left_out = user[some], x[user[some]]
         left_out[torch.arange(len(rows), device=x.device), entry[some]] = missing
@@ -253,7 +268,11 @@ class TableScorer(Scorer):
         """Use what `search_cache` gave for the same weights instead of computing it again."""
 
 
-def check_histories(x: Tensor, most: int) -> None:
-    """Raise a ValueError in one line where x are no histories of at most so many items."""
-    if x.dim() != 2 or x.dtype != torch.int64 or x.shape[1] > most:
-        raise ValueError(f"x is {x.dtype} {list(x.shape)}: this scorer takes histories, int64 [B, up to {most}]")
+def check_histories(x: Tensor, columns: InputColumns = HISTORIES) -> None:
+    """Raise a ValueError in one line where x are no histories, with these columns after them."""
+    columns.check(x)
+
+
+def newest(x: Tensor, count: int) -> Tensor:
+    """The newest events of histories [B, up to count]."""
+    return x if x.shape[1] <= count else x[:, :count]

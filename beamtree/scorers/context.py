@@ -1,13 +1,15 @@
 """The context of a request, such as country and hour: g(x, n) = ⟨u(c), v_n⟩, whatever the history is."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from beamtree.data import HISTORY, BeforeAfter, Data
+from beamtree.data import BeforeAfter, Data
 from beamtree.data.contexts import ValueIndex, Values
+from beamtree.data.inputs import HISTORY, InputColumns
 from beamtree.scorers.base import Contributions, Scorer, check_histories
 from beamtree.scorers.dot_product import LEAVES_AT_ONCE, DotProductScorer
 from beamtree.scorers.table import NodeTable, Vectors
@@ -64,6 +66,10 @@ class ContextScorer(DotProductScorer):
         scorer = self.from_table(self.table.means_on(old, new), self.values, self.vectors[:-1], self.weights.tolist())
         return scorer.to(self.vectors.device)
 
+    @property
+    def columns(self) -> InputColumns:
+        return InputColumns(contexts=len(self.values))
+
     def encode(self, tree: Tree, vectors: Vectors, x: Tensor) -> Tensor:
         return self._by_column(x).sum(1)
 
@@ -72,7 +78,7 @@ class ContextScorer(DotProductScorer):
 
         They are times the weights of the columns.
         """
-        values = x[:, HISTORY:]
+        values = self.columns.split(x).context
         return self.vectors[values] * self.weights[: values.shape[1]].unsqueeze(1)
 
     @torch.no_grad()
@@ -81,7 +87,8 @@ class ContextScorer(DotProductScorer):
         vectors = self.table.read(tree, share=False)
         targets = self.history_vectors(tree, vectors, tree.leaf_of_item(items)).expand(len(x), -1, -1)
         entries = targets.new_zeros(*targets.shape[:2], x.shape[1])
-        entries[:, :, HISTORY:] = targets @ self._by_column(x).mT
+        of_values = targets @ self._by_column(x).mT
+        entries[:, :, x.shape[1] - of_values.shape[2] :] = of_values
         return Contributions(entries, torch.zeros_like(targets[:, :, 0]))
 
     @torch.no_grad()
@@ -100,8 +107,8 @@ class ContextScorer(DotProductScorer):
         }
 
     def check(self, x: Tensor) -> None:
-        check_histories(x, HISTORY + len(self.values))
-        if x.device.type == "cpu" and (x[:, HISTORY:] >= len(self.vectors) - 1).any():
+        check_histories(x, self.columns)
+        if x.device.type == "cpu" and (self.columns.split(x).context >= len(self.vectors) - 1).any():
             raise ValueError(f"x has a context with a value beyond the {len(self.vectors) - 1} of this scorer")
 
 
@@ -116,7 +123,14 @@ def context_values(scorer: Scorer) -> Values:
     return {} if part is None else part.values
 
 
-def with_contexts(scorer: Scorer, users: Data) -> Data:
-    """Users with the contexts of what they choose next, where the scorer reads contexts and their log has them."""
-    values = context_values(scorer)
-    return users.with_contexts(values) if values and isinstance(users, BeforeAfter) else users
+def with_inputs(scorer: Scorer, users: Data) -> Data:
+    """Users as a scorer reads them: histories as long as it reads, and times and contexts where their log has them.
+
+    The time of a request and its context are those of what a user chose next.
+    """
+    if not isinstance(users, BeforeAfter) or not scorer.reads_items:
+        return users
+    part, history = context_part(scorer), max(HISTORY, scorer.history)
+    users = replace(users, history=history, clock=False, context_values=None)
+    users = users.with_times() if scorer.reads_clock else users
+    return users if part is None else users.with_contexts(part.values)

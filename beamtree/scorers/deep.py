@@ -7,11 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from beamtree import kernels
+from beamtree.data.inputs import POOLING_WINDOWS
 from beamtree.data.seeds import mix
-from beamtree.data.views import POOLING_WINDOWS, window_matrix
+from beamtree.data.views import window_matrix
 from beamtree.kernels.deep_cpu import Products, make_products, score_level
 from beamtree.kernels.search_cpu import CompiledPart, Network
-from beamtree.scorers.base import TableScorer, check_histories
+from beamtree.scorers.base import TableScorer, check_histories, newest
 from beamtree.scorers.table import NodeTable, Vectors
 from beamtree.tree import PAD, Tree
 
@@ -95,7 +96,7 @@ class DeepScorer(TableScorer):
 
     def prepare(self, tree: Tree, x: Tensor) -> PreparedDeep:
         vectors = self.table.read(tree, share=self.share)
-        pooled = self._pool(tree, vectors, x)
+        pooled = self._pool(tree, vectors, newest(x, self.history))
         if kernels.fits(vectors.values):
             return PreparedDeep(vectors, self.of_user(pooled), None)
         products = make_products(self.of_user, self.of_node, self._linear_layers(), list(self.slopes))
@@ -165,7 +166,7 @@ class DeepScorer(TableScorer):
         }
 
     def check(self, x: Tensor) -> None:
-        check_histories(x, self.windows.shape[1])
+        check_histories(x)
 
 
 @torch.no_grad()

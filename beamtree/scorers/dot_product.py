@@ -66,7 +66,7 @@ class DotProductScorer(TableScorer):
         rows = table.weight
         if type(table) is not NodeTable or rows.dtype != torch.float16 or not rows.is_contiguous():
             return None
-        return Product(rows, partial(self.users, tree), self.reads_context)
+        return Product(rows, partial(self.users, tree), self.columns, self.history)
 
     def item_vectors(self, tree: Tree) -> Tensor:
         return super().item_vectors(tree).float()

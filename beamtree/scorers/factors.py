@@ -7,12 +7,15 @@ import torch
 from torch import Tensor, nn
 
 from beamtree import kernels
-from beamtree.data.views import HISTORY, recency
+from beamtree.data.inputs import HISTORY, WHOLE_HISTORY
+from beamtree.data.views import recency
 from beamtree.kernels import search_cpu
-from beamtree.scorers.base import Contributions, Scorer, check_histories
+from beamtree.scorers.base import Contributions, Scorer, check_histories, newest
 from beamtree.scorers.dot_product import DotProductScorer
 from beamtree.scorers.table import NodeTable, Vectors
 from beamtree.tree import PAD, Tree
+
+COMPARED = 128  # events of a history up to which each is compared with all others; longer ones are sorted
 
 
 class Factors(NamedTuple):
@@ -85,7 +88,13 @@ def solve_positive(system: Tensor, right: Tensor) -> Tensor:
 
 def newest_of_each(x: Tensor) -> Tensor:
     """Which entries of histories [B, T], newest first, are the newest event of their item or leaf; PAD is not."""
-    repeated = (x.unsqueeze(2) == x.unsqueeze(1)).tril_(-1).any(2)
+    if x.shape[1] <= COMPARED:
+        repeated = (x.unsqueeze(2) == x.unsqueeze(1)).tril_(-1).any(2)
+    else:
+        values, order = x.sort(dim=1, stable=True)
+        after_equal = torch.zeros_like(x, dtype=torch.bool)
+        torch.eq(values[:, 1:], values[:, :-1], out=after_equal[:, 1:])
+        repeated = torch.zeros_like(after_equal).scatter_(1, order, after_equal)
     return repeated.logical_not_() & (x != PAD)
 
 
@@ -99,6 +108,7 @@ class FactorScorer(DotProductScorer):
         unobserved_weight: α₀M of the fold-in.
         power: an event t events ago has the weight (1 + t)^-power.
         scale: what a fold-in is multiplied by to give u(x).
+        history: events that are read.
         seed: not used; rows come from `from_factors` or from a file.
     """
 
@@ -113,19 +123,22 @@ class FactorScorer(DotProductScorer):
         unobserved_weight: float = 1.0,
         power: float = 0.0,
         scale: float = 1.0,
+        history: int = WHOLE_HISTORY,
         seed: int | None = 0,
     ) -> None:
         super().__init__()
+        self.history = history
         self.penalty, self.unobserved_weight, self.power, self.scale = penalty, unobserved_weight, power, scale
         self.table = NodeTable(num_nodes, dim, seed=None, dtype=torch.float16)  # three digits are enough
         self.table.weight.requires_grad_(False)
         self.register_buffer("spread", torch.zeros(dim))
-        self.register_buffer("recency", recency(power), persistent=False)
+        self.register_buffer("recency", recency(power, history), persistent=False)
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any], kinds: Mapping[str, type[Scorer]]) -> Self:
         old = {"everywhere": "unobserved_weight"}  # before 0.3.0
-        return super().from_settings({old.get(name, name): value for name, value in settings.items()}, kinds)
+        settings = {old.get(name, name): value for name, value in settings.items()}
+        return super().from_settings({"history": HISTORY, **settings}, kinds)
 
     @classmethod
     def from_factors(cls, tree: Tree, factors: Factors, power: float = 0.0) -> "FactorScorer":
@@ -136,29 +149,35 @@ class FactorScorer(DotProductScorer):
         return cls.from_table(table, factors, power)
 
     @classmethod
-    def from_table(cls, table: NodeTable, factors: Factors, power: float = 0.0, scale: float = 1.0) -> "FactorScorer":
+    def from_table(
+        cls, table: NodeTable, factors: Factors, power: float = 0.0, scale: float = 1.0, history: int = WHOLE_HISTORY
+    ) -> "FactorScorer":
         """The scorer of a table that already holds the means of the factors of the items below each node."""
-        scorer = cls(1, table.weight.shape[1], factors.penalty, factors.unobserved_weight, power, scale, seed=None)
+        dim = table.weight.shape[1]
+        scorer = cls(1, dim, factors.penalty, factors.unobserved_weight, power, scale, history, seed=None)
         scorer.table = table.half().requires_grad_(False)
         scorer.spread = factors.gram_diagonal.cpu()
         return scorer
 
     def with_power(self, power: float) -> "FactorScorer":
         """The same with other recency weights, sharing the table."""
-        return self.from_table(self.table, self.fold_in_settings(self.table.weight[:0]), power, self.scale)
+        return self._with(self.table, power=power)
 
     def scaled(self, by: float) -> "FactorScorer":
         """The same with scores multiplied by a number, sharing the table."""
-        return self.from_table(self.table, self.fold_in_settings(self.table.weight[:0]), self.power, self.scale * by)
+        return self._with(self.table, scale=self.scale * by)
 
     def on_tree(self, old: Tree, new: Tree) -> "FactorScorer":
-        table = self.table.means_on(old, new)
-        scorer = self.from_table(table, self.fold_in_settings(table.weight[:0]), self.power, self.scale)
-        return scorer.to(self.spread.device)
+        return self._with(self.table.means_on(old, new)).to(self.spread.device)
+
+    def _with(self, table: NodeTable, *, power: float | None = None, scale: float | None = None) -> "FactorScorer":
+        """The same with another table, power or scale."""
+        power, scale = self.power if power is None else power, self.scale if scale is None else scale
+        return self.from_table(table, self.fold_in_settings(table.weight[:0]), power, scale, self.history)
 
     @torch.no_grad()
     def encode(self, tree: Tree, vectors: Vectors, x: Tensor) -> Tensor:
-        rows = self.table.weight
+        x, rows = newest(x, self.history), self.table.weight
         on_cpu = rows.device.type == "cpu" and not kernels.is_plain()
         if type(self.table) is NodeTable and on_cpu and rows.dtype == torch.float16:
             users = search_cpu.fold_in(tree, rows, x, self.recency, self.spread, self.penalty, self.unobserved_weight)
@@ -174,6 +193,7 @@ class FactorScorer(DotProductScorer):
 
         Of several events of an item only the newest has a term.
         """
+        x = newest(x, self.history)
         vectors, leaves = self.table.read(tree, share=False), tree.leaf_of_item(x)
         history = self.history_vectors(tree, vectors, leaves)
         targets = self.history_vectors(tree, vectors, tree.leaf_of_item(items)).expand(len(x), -1, -1)
@@ -194,7 +214,8 @@ class FactorScorer(DotProductScorer):
             "unobserved_weight": self.unobserved_weight,
             "power": self.power,
             "scale": self.scale,
+            "history": self.history,
         }
 
     def check(self, x: Tensor) -> None:
-        check_histories(x, HISTORY)
+        check_histories(x)

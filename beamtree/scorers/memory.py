@@ -5,20 +5,22 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from beamtree.data.csr import CSR, concatenate
-from beamtree.data.views import HISTORY, recency
+from beamtree.data.inputs import HISTORY, WHOLE_HISTORY
+from beamtree.data.views import recency
 from beamtree.kernels.search_cpu import CompiledPart, Entries, Memory
-from beamtree.scorers.base import Contributions, Scorer, check_histories
+from beamtree.scorers.base import Contributions, Scorer, check_histories, newest
 from beamtree.scorers.subtree_max import SubtreeMax
 from beamtree.tree import PAD, Tree
 
 PARTNERS = 100  # N: of an item, at most
 
 
-def recency_weights(power: float, newest: int = HISTORY) -> Tensor:
-    """The weights of the events of a history, newest first: (1 + t)^-power for the `newest`, 0 before [HISTORY]."""
-    return recency(power) * (torch.arange(HISTORY, device="cpu") < newest)
+def recency_weights(power: float, newest: int = WHOLE_HISTORY) -> Tensor:
+    """The weights of the events of a history, newest first: (1 + t)^-power for the `newest` [newest]."""
+    return recency(power, newest)
 
 
 class SubtreeMaxScorer(Scorer):
@@ -43,10 +45,10 @@ class SubtreeMaxScorer(Scorer):
         return self.scores(prepared, level, nodes).masked_fill(nodes == PAD, -torch.inf)
 
     def compiled_part(self, tree: Tree) -> CompiledPart | None:
-        return Entries(self.entries, self.reads_context)
+        return Entries(self.entries, self.columns, self.history)
 
     def check(self, x: Tensor) -> None:
-        check_histories(x, HISTORY)
+        check_histories(x, self.columns)
 
 
 class MemoryScorer(SubtreeMaxScorer):
@@ -59,6 +61,7 @@ class MemoryScorer(SubtreeMaxScorer):
         num_items: M.
         entries: partners of all items in all lists.
         lists: of partners per item.
+        history: events that are read.
         seed: not used; weights come from `from_partners` or from a file.
     """
 
@@ -67,22 +70,29 @@ class MemoryScorer(SubtreeMaxScorer):
     weights: Tensor
     recency: Tensor
 
-    def __init__(self, num_items: int, entries: int, lists: int = 1, seed: int | None = 0) -> None:
+    def __init__(
+        self, num_items: int, entries: int, lists: int = 1, history: int = HISTORY, seed: int | None = 0
+    ) -> None:
         super().__init__()
         self.num_items, self.lists = num_items, lists
         self.register_buffer("offsets", torch.zeros(lists * num_items + 1, dtype=torch.int64))
         self.register_buffer("partners", torch.zeros(entries, dtype=torch.int32))
         self.register_buffer("weights", torch.zeros(entries, dtype=torch.float16))
-        self.register_buffer("recency", torch.zeros(lists, HISTORY))
+        self.register_buffer("recency", torch.zeros(lists, history))
         self._plan: tuple[object, tuple[Tensor, ...]] = None, ()
 
     @classmethod
     def from_partners(cls, lists: Sequence[CSR], recency: Sequence[Tensor]) -> "MemoryScorer":
-        """A memory of lists of partners and, for each, the weights of the events of a history [HISTORY]."""
+        """A memory of lists of partners and, for each, the weights of the newest events of a history."""
         memory = cls(len(lists[0]), 0, len(lists))
         memory.rows = concatenate([each.cpu() for each in lists])
-        memory.recency = torch.stack([each.cpu() for each in recency])
+        memory.recency = pad_sequence([each.cpu() for each in recency], batch_first=True)
         return memory
+
+    @property
+    def history(self) -> int:  # type: ignore[override]
+        """As many as have weights."""
+        return self.recency.shape[1]
 
     @property
     def rows(self) -> CSR:
@@ -115,7 +125,7 @@ class MemoryScorer(SubtreeMaxScorer):
     def with_list(self, partners: CSR, recency: Tensor) -> "MemoryScorer":
         """A memory with one more list of partners."""
         memory = MemoryScorer(self.num_items, 0, self.lists + 1).to(self.offsets.device)
-        memory.recency = torch.cat([self.recency, recency.to(self.recency).unsqueeze(0)])
+        memory.recency = pad_sequence([*self.recency, recency.to(self.recency)], batch_first=True)
         memory.rows = concatenate([self.rows.cpu(), partners.cpu()])
         return memory
 
@@ -135,6 +145,7 @@ class MemoryScorer(SubtreeMaxScorer):
         return index[entry], row % self.num_items, self.weights[entry].float() * newest
 
     def entries(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        x = newest(x, self.history)
         columns, first_row, discount, position = self._read_plan(x)
         past = x.index_select(1, columns)
         row = (past + first_row).clamp_(min=0)
@@ -153,7 +164,7 @@ class MemoryScorer(SubtreeMaxScorer):
     @torch.no_grad()
     def contributions(self, tree: Tree, x: Tensor, items: Tensor) -> Contributions:
         """The weights with which each event names the items as its partners."""
-        columns, _, _, position = self._read_plan(x)
+        columns, _, _, position = self._read_plan(newest(x, self.history))
         partners, scores = (each.unflatten(1, (len(columns), len(position))) for each in self.entries(x))
         named = [(scores * (partners == item.view(-1, 1, 1))).sum(2) for item in items.expand(len(x), -1).unbind(1)]
         entries = scores.new_zeros(len(x), len(named), x.shape[1])
@@ -176,4 +187,5 @@ class MemoryScorer(SubtreeMaxScorer):
         return self._plan[1]
 
     def settings(self) -> dict[str, Any]:
-        return {"num_items": self.num_items, "entries": len(self.partners), "lists": self.lists}
+        how = {"num_items": self.num_items, "entries": len(self.partners), "lists": self.lists}
+        return how if self.history == HISTORY else how | {"history": self.history}

@@ -5,7 +5,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from beamtree.data.views import HISTORY
 from beamtree.kernels.search_cpu import CompiledPart, NodeScores
 from beamtree.scorers.base import Contributions, check_histories
 from beamtree.scorers.dot_product import DotProductScorer
@@ -74,4 +73,4 @@ class PopularityScorer(DotProductScorer):
         return {"num_nodes": self.table.num_nodes, "scale": self.scale}
 
     def check(self, x: Tensor) -> None:
-        check_histories(x, HISTORY)
+        check_histories(x)

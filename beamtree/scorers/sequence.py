@@ -7,9 +7,9 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout, linear, scaled_dot_product_attention
 
 from beamtree import kernels
+from beamtree.data.inputs import HISTORY
 from beamtree.data.seeds import mix
-from beamtree.data.views import HISTORY
-from beamtree.scorers.base import check_histories
+from beamtree.scorers.base import check_histories, newest
 from beamtree.scorers.dot_product import DotProductScorer
 from beamtree.scorers.table import NodeTable, Vectors
 from beamtree.tree import PAD, Tree
@@ -156,7 +156,13 @@ class SequenceScorer(DotProductScorer):
     def on_tree(self, old: Tree, new: Tree) -> "SequenceScorer":
         return self.from_table(self.table.means_on(old, new), self.encoder)
 
+    @property
+    def history(self) -> int:  # type: ignore[override]
+        """As many as there are positions."""
+        return self.encoder.length
+
     def encode(self, tree: Tree, vectors: Vectors, x: Tensor) -> Tensor:
+        x = newest(x, self.encoder.length)
         leaves, count = oldest_first(tree.leaf_of_item(x))  # items that are not on the tree are left out
         if not leaves.is_cuda and not kernels.is_plain():
             leaves = leaves[:, : int(count.max()) if len(count) else 0]
@@ -169,4 +175,4 @@ class SequenceScorer(DotProductScorer):
         return {"num_nodes": self.table.num_nodes, "dim": dim, "layers": layers, "dropout": self.encoder.rate}
 
     def check(self, x: Tensor) -> None:
-        check_histories(x, self.encoder.length)
+        check_histories(x)

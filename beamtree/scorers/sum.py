@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from beamtree.data.inputs import HISTORY, InputColumns
 from beamtree.kernels.search_cpu import CompiledPart, WeightedParts
 from beamtree.scorers.base import Contributions, Scorer, TableScorer, says_last
 from beamtree.scorers.memory import SubtreeMaxScorer
@@ -69,6 +70,25 @@ class SumScorer(TableScorer):
     def reads_context(self) -> bool:  # type: ignore[override]
         """Whether any of its parts does."""
         return any(part.reads_context for part in self.scorers().values())
+
+    @property
+    def reads_clock(self) -> bool:  # type: ignore[override]
+        """Whether any of its parts does."""
+        return any(part.reads_clock for part in self.scorers().values())
+
+    @property
+    def history(self) -> int:  # type: ignore[override]
+        """The most that any of its parts reads."""
+        return max(part.history for part in self.scorers().values())
+
+    @property
+    def columns(self) -> InputColumns:
+        of_parts = [part.columns for part in self.scorers().values()]
+        return InputColumns(any(each.clock for each in of_parts), max(each.contexts for each in of_parts))
+
+    def input_of(self, part: Scorer, x: Tensor) -> Tensor:
+        """What one of the parts reads of x."""
+        return self.columns.narrowed(x, part.columns, part.history)
 
     @property
     def exportable(self) -> bool:  # type: ignore[override]
@@ -171,13 +191,10 @@ class SumScorer(TableScorer):
 
     def prepare(self, tree: Tree, x: Tensor) -> PreparedSum:
         single, sparse = self.active_parts()
-        histories = self.histories(x)
-        prepared = [
-            (weights, part, part.prepare(tree, x if part.reads_context else histories)) for weights, part in single
-        ]
+        prepared = [(weights, part, part.prepare(tree, self.input_of(part, x))) for weights, part in single]
         if not sparse:
             return PreparedSum(prepared, None, x.shape[0])
-        entries = [(*part.entries(histories), weight) for weight, part in sparse]
+        entries = [(*part.entries(self.input_of(part, x)), weight) for weight, part in sparse]
         leaves = tree.leaf_of_item(torch.cat([items for items, _, _ in entries], dim=1))
         scores = torch.cat([scores * weight for _, scores, weight in entries], dim=1)
         return PreparedSum(prepared, SubtreeMax(tree, leaves, scores), x.shape[0])
@@ -207,12 +224,16 @@ class SumScorer(TableScorer):
         return calibrated(self.calibration, logits)
 
     def contributions_by_part(self, tree: Tree, x: Tensor, items: Tensor) -> dict[str, Contributions]:
-        found, histories = {}, self.histories(x)
+        found, of_context = {}, slice(x.shape[1] - self.columns.contexts, x.shape[1])
         for name, weight in zip(self.names, self.weights[-1].tolist(), strict=True):
             if weight:
                 part = self.part(name)
-                entries, rest = part.contributions(tree, x if part.reads_context else histories, items)
-                entries = pad(entries, (0, x.shape[1] - entries.shape[2]))
+                own = self.input_of(part, x)
+                given, rest = part.contributions(tree, own, items)
+                count = part.histories(own).shape[1]
+                entries = pad(given[:, :, :count], (0, x.shape[1] - count))
+                if part.reads_context and x.shape[1] > HISTORY:
+                    entries[:, :, of_context] = given[:, :, -part.columns.contexts :]
                 found[name] = Contributions(entries * weight, rest * weight)
         return found
 
@@ -272,9 +293,10 @@ class SumScorer(TableScorer):
         return cls(parts, settings["height"], settings["learned"], settings["made"], settings.get("knots"))
 
     def check(self, x: Tensor) -> None:
-        histories = self.histories(x)
+        if self.reads_items:
+            self.columns.check(x)
         for part in self.scorers().values():
-            part.check(x if part.reads_context else histories)
+            part.check(self.input_of(part, x))
 
 
 def as_sum(scorer: Scorer) -> SumScorer | None:

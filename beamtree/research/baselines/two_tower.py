@@ -12,8 +12,9 @@ from torch.nn.functional import embedding
 
 from beamtree.data import BeforeAfter, Events, random_crops
 from beamtree.data.factors import choose_factors, factors
+from beamtree.data.inputs import POOLING_WINDOWS
 from beamtree.data.seeds import epoch_order, mix
-from beamtree.data.views import POOLING_WINDOWS, window_matrix
+from beamtree.data.views import window_matrix
 from beamtree.metrics import hits, precision_recall_f
 from beamtree.research.baselines.networks import USERS, OnStep, train_network
 from beamtree.tree import PAD

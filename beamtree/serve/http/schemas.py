@@ -43,6 +43,8 @@ class BoostBody(RequestBody):
 class RulesBody(RequestBody):
     """What the items of an answer must keep to."""
 
+    # Kinds and lengths of values, for the OpenAPI document and its errors. `query.Rules` says which values make sense,
+    # to Python and to files too. Neither refuses all that the other does.
     boosts: list[BoostBody] = []
     at_most: dict[str, StrictInt] = Field(
         default={}, description="How many items may have the same value of a column; one or two columns."
