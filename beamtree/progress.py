@@ -52,13 +52,14 @@ class Reporter:
     ) -> None:
         self._draw("")
 
-    def line(self, text: str) -> None:
-        """Show a line of the report."""
+    def write(self, *lines: str) -> None:
+        """Show lines of the report."""
         self._draw("")
-        if self._prints:
-            print(text, file=sys.stderr, flush=True)
-        else:
-            log.info("%s", text)
+        for line in lines:
+            if self._prints:
+                print(line, file=sys.stderr, flush=True)
+            else:
+                log.info("%s", line)
 
     def stage(self, what: str) -> None:
         """Show what is being done, without an estimate of the time."""

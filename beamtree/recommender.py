@@ -60,8 +60,8 @@ from beamtree.query import (
 from beamtree.query.reasons import explain_columns, explained_items
 from beamtree.query.request import Names
 from beamtree.query.response import column_types
-from beamtree.query.scores import score_columns, user_vectors
-from beamtree.scorers import Scorer, context_names
+from beamtree.query.scores import item_vectors, score_columns, user_vectors
+from beamtree.scorers import Scorer, context_values
 from beamtree.storage.models import load_model
 from beamtree.storage.runs import (
     DATA,
@@ -87,7 +87,7 @@ from beamtree.train.loop import OnStep
 from beamtree.train.options import MakeScorer, Recipe, TrainingOptions
 from beamtree.train.recipes import build_model, check_options, parts_report, resolve_settings, start_parts, train_model
 from beamtree.train.validation import OnCheck, Progress
-from beamtree.tree import PAD, Tree
+from beamtree.tree import Tree
 
 PROGRESS_SECONDS = 3.0  # after which a terminal shows how many histories are searched
 
@@ -318,14 +318,13 @@ class Recommender:
             with backend.guard():
                 data, own = open_log(log, options.seed, reading, report.stage)
                 settings = resolve_settings(data, options)
-            for line in describe_log(data.description):
-                report.line(line)
+            report.write(*describe_log(data.description))
             files: dict[str, Any] = {
                 name: table.resolve() if isinstance(table, Path) else table_name(name) for name, table in tables.items()
             }
             run = settings.describe(data.folder, replace(options, tree=self._tree_name, **files))
             backend.check_equal(**{**run, "data": data.train.fingerprint()})
-            report.line(f"Building a {self._tree_name} tree over {data.num_items:,} items.")
+            report.write(f"Building a {self._tree_name} tree over {data.num_items:,} items.")
             tree = self._build(data, options.arity, options.seed)
             catalogue = None if about_items is None else read_items(about_items, {}, None, data.items)
             model = build_model(settings, data, tree, report.progress, catalogue)
@@ -336,24 +335,21 @@ class Recommender:
                     on_step(done, total, loss)
 
             progress = train_model(settings, data, model, on_step=count, on_check=on_check)
-            for line in parts_report(model.scorer, settings.parts):
-                report.line(line)
-            report.line(progress.as_report(data.num_items, len(data.val), start_parts(model)))
+            result = progress.as_report(data.num_items, len(data.val), start_parts(model))
+            report.write(*parts_report(model.scorer, settings.parts), result)
             if settings.refit:
                 report.stage("Fitting to all users")
                 model, measured = refit_to_all(model, data, settings.seed, report.progress, settings.parts_from_outside)
                 run["training"] = {"before_refit": measured}
-                for line in refit_report(model, measured, data):
-                    report.line(line)
+                report.write(*refit_report(model, measured, data))
             self._data, self._model, self._run, self.progress = data, model, run, progress
             self._run["frame"] = frame_kind(log)
             self._tables = {name: table for name, table in tables.items() if not isinstance(table, Path)}
             self._data_source, self._owns_data, self._live, self._loaded = None, own, None, None
             self._read_catalogue, self._masks, self._measured = None, MaskCache(), None
             if about_items is not None:
-                for line in added_report(self._update_items(about_items, similar=False).new):
-                    report.line(line)
-            report.line(f"Fitted in {clock(time_now() - began)}.")
+                report.write(*added_report(self._update_items(about_items, similar=False).new))
+            report.write(f"Fitted in {clock(time_now() - began)}.")
         return self
 
     def recommend(
@@ -464,15 +460,7 @@ class Recommender:
         key, names, request = self._read_request(histories, users, context)
         searcher, unknown_users = self._searcher(unknown=unknown), list[str]()
         batches = searcher.histories_of(request, unknown_users)
-        rows = id_list(items)
-        if any(not isinstance(row, str) and isinstance(row, Iterable) for row in rows):
-            rows = [id_list(row) for row in rows]
-            if len(rows) != len(names):
-                counts = f"{len(rows):,} lists of items for {len(names):,} histories"
-                raise ValueError(f"{counts}: give one list for each history, or one for all")
-        else:
-            rows = [rows]
-        columns = score_columns(searcher, key, names, batches, rows, of_users=users is not None)
+        columns = score_columns(searcher, key, names, batches, items, of_users=users is not None)
         _warn_of_unknown(unknown_users, len(names), "their scores are those of popular items")
         return self._frame_of(columns, histories, users, items)
 
@@ -526,12 +514,7 @@ class Recommender:
         is the score of this part alone, before its weight; `recommend` adds other parts. In a model without factors
         they are the rows of the leaves. Removed items are left out.
         """
-        searcher = self._searcher()
-        slots = searcher.model.tree.visible().cpu()
-        visible = slots[slots != PAD].sort().values
-        return self._frame_of(
-            {"item": searcher.ids.column(visible.numpy()), "vector": searcher.model.vectors_of(visible).numpy()}
-        )
+        return self._frame_of(item_vectors(self._searcher()))
 
     def user_vectors(self, histories: Any = None, *, users: Any = None, unknown: str = POPULAR) -> Any:
         """A vector for each history, as a frame with the column vector, in the space of `item_vectors`.
@@ -670,7 +653,7 @@ class Recommender:
         with requires("", "reading a log"):
             from beamtree.ingest.user_events import read_users
 
-        context = context_names(model.scorer)
+        context = list(context_values(model.scorer))
         return read_users(data, _ids(model), columns, exclude_seen=exclude_seen, context=context)
 
     def update_items(self, items: Any, *, similar: bool = True) -> int:

@@ -26,14 +26,14 @@ from sample_answers import (
     write_users,
 )
 
+from beamtree.batch import files, folder, ray_cluster
+from beamtree.batch.folder import find_tasks, pending_tasks, run_locally
+from beamtree.batch.job import BatchJob, BatchSummary
 from beamtree.ingest import arrays, numbering
 from beamtree.ingest.columns import LogColumns
 from beamtree.ingest.prepare import Executor, prepare
 from beamtree.ingest.readers import open_logs
 from beamtree.query import RecommendRequest
-from beamtree.serve.batch import files, folder, ray_cluster
-from beamtree.serve.batch.folder import find_tasks, pending_tasks, run_locally
-from beamtree.serve.batch.job import BatchJob, BatchSummary
 
 pytest.importorskip("ray")
 WORKERS = 2

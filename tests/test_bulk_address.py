@@ -15,8 +15,8 @@ import torch
 from ranks import free_port
 from sample_answers import ITEMS, MANY, all_answers, content, expected, make_popular_run, same, write_parts, write_users
 
+from beamtree.batch import ray_cluster
 from beamtree.ingest.prepare import prepare
-from beamtree.serve.batch import ray_cluster
 
 pytest.importorskip("ray")
 slow = pytest.mark.slow  # a cluster takes seconds to start, and so does a client of it
@@ -117,7 +117,7 @@ def test_both_commands_work_at_an_address(tmp_path, home, run, guarded, kind):
 @pytest.mark.parametrize("kind", [0, 1], ids=["HOST:PORT", "ray://"])
 @pytest.mark.parametrize("token", [{}, {"RAY_AUTH_TOKEN": "another"}], ids=["none", "another"])
 def test_a_cluster_that_rejects_the_token_is_one_line(home, guarded, kind, token):
-    script = "import sys; from beamtree.serve.batch import ray_cluster; ray_cluster.CONNECT_SECONDS = 20; "
+    script = "import sys; from beamtree.batch import ray_cluster; ray_cluster.CONNECT_SECONDS = 20; "
     command = [sys.executable, "-c", f"{script} ray_cluster.check_address(sys.argv[1])", guarded[kind]]
     done = subprocess.run(command, env=clean(home, **token), capture_output=True, text=True, timeout=100)
     assert done.returncode == 1
@@ -128,9 +128,9 @@ GPUS = """
 import os, sys
 from pathlib import Path
 import ray  # before there is a word of a token
-from beamtree.serve.batch import folder, ray_cluster
-from beamtree.serve.batch.folder import Task
-from beamtree.serve.batch.job import BatchJob, BatchSummary
+from beamtree.batch import folder, ray_cluster
+from beamtree.batch.folder import Task
+from beamtree.batch.job import BatchJob, BatchSummary
 
 class RecordingWorker(folder.RayWorker):
     def run(self, task):
@@ -179,7 +179,7 @@ def test_a_cluster_of_another_version_is_one_line(tmp_path, home):
 def test_a_cluster_without_tokens_or_cpus_is_one_line(tmp_path, home):
     """A token that it does not ask for is no fault; a head that does no work itself, and has nobody else, is one."""
     script = (
-        "import sys; from beamtree.serve.batch import ray_cluster; ray_cluster.START_SECONDS = 3; "
+        "import sys; from beamtree.batch import ray_cluster; ray_cluster.START_SECONDS = 3; "
         "ray_cluster.connect(sys.argv[1]).__enter__()"
     )
     with head(clean(home), "--num-cpus=0") as (at, _):

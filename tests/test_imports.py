@@ -17,7 +17,7 @@ PACKAGE = Path(__file__).parent.parent / "beamtree"
 ROWS = [
     {"__main__"},
     {"cli"},
-    {"research", "serve", "distributed"},
+    {"research", "serve", "batch", "distributed"},
     {"__init__"},
     {"recommender"},
     {"live"},
@@ -31,7 +31,7 @@ ROWS = [
     {"model"},
     {"scorers", "theory"},
     {"data"},
-    {"loss", "metrics", "kernels"},
+    {"metrics", "kernels"},
     {"tree"},
     {"mask", "files", "progress"},
     {"errors"},
@@ -51,8 +51,8 @@ ALSO = {
         f"serve/http/{path.name}": {"fastapi", "starlette", "pydantic", "pydantic_core", "uvicorn", "prometheus_client"}
         for path in (PACKAGE / "serve" / "http").glob("*.py")
     },
-    "serve/batch/files.py": {"polars"},
-    "serve/batch/ray_cluster.py": {"polars", "ray"},
+    "batch/files.py": {"polars"},
+    "batch/ray_cluster.py": {"polars", "ray"},
     "kernels/compiled_search.py": {"numba", "llvmlite"},
     "kernels/compiled_shared.py": {"numba", "llvmlite"},
     "kernels/compiled_sparse.py": {"numba"},

@@ -9,7 +9,6 @@ from hypothesis import given
 
 import beamtree as bt
 from beamtree import PAD, methods, targets
-from beamtree.loss import bce
 from beamtree.scorers import FixedScorer
 from beamtree.targets import any_relevant
 
@@ -136,7 +135,7 @@ def test_mixed_adds_random_nodes_where_asked():
 def test_bce_and_its_gradient_equal_torch(case):
     logits = (case.logits * 4).requires_grad_()
     labels = torch.rand(logits.shape, generator=torch.Generator().manual_seed(0)) < 0.5
-    ours = bce(logits, labels)
+    ours = methods.bce(logits, labels)
     theirs = torch.nn.functional.binary_cross_entropy_with_logits(logits, labels.double(), reduction="sum")
     torch.testing.assert_close(ours, theirs)
     torch.testing.assert_close(*(torch.autograd.grad(loss, logits)[0] for loss in (ours, theirs)))
@@ -144,7 +143,7 @@ def test_bce_and_its_gradient_equal_torch(case):
 
 def test_bce_of_nothing_is_nothing_and_extremes_stay_finite():
     logits = torch.tensor([-torch.inf, 200.0, -200.0], requires_grad=True)
-    loss = bce(logits, torch.tensor([False, False, True]))
+    loss = methods.bce(logits, torch.tensor([False, False, True]))
     loss.backward()
     assert loss.isfinite()
     assert logits.grad.tolist() == [0.0, 1.0, -1.0]

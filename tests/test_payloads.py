@@ -11,14 +11,14 @@ from sample_logs import cyclic_log
 from serving import make_service, serving
 
 import beamtree as bt
+from beamtree.batch.folder import find_tasks, pending_tasks, run_locally
+from beamtree.batch.job import BatchJob
 from beamtree.cli.check import _checks
 from beamtree.distributed.checkpoint import load_part_for_training, write_sharded
 from beamtree.distributed.sharding import shard_model
 from beamtree.live import Journal
 from beamtree.live.saved import read_run_catalogue
 from beamtree.query import RecommendRequest
-from beamtree.serve.batch.folder import find_tasks, pending_tasks, run_locally
-from beamtree.serve.batch.job import BatchJob
 from beamtree.storage.runs import open_data, open_model
 from beamtree.storage.tuned import load_tuned_beam, save_tuned_beam
 from beamtree.train import Checkpoints, steps_done

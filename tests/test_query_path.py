@@ -12,9 +12,9 @@ import pytest
 from serving import make_service, save_run
 
 import beamtree as bt
+from beamtree.batch.files import open_histories, write_results
+from beamtree.batch.job import make_searcher
 from beamtree.query import RecommendRequest
-from beamtree.serve.batch.files import open_histories, write_results
-from beamtree.serve.batch.job import make_searcher
 from beamtree.serve.http.app import make_app
 
 ROOT = Path(__file__).parent.parent

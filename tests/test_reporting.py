@@ -89,7 +89,7 @@ def test_a_terminal_shows_one_line_that_changes_with_the_time_that_is_left(uncon
         for done in range(5):
             report.progress("Fitting", done, 5)
             now[0] += 10
-        report.line("Done.")
+        report.write("Done.")
     assert "Fitting: 20 %, about 0:40 left" in terminal.getvalue()
     assert terminal.getvalue().endswith("\r\x1b[KDone.\n")
     assert terminal.getvalue().count("\n") == 1

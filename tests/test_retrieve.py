@@ -8,11 +8,11 @@ from command import beamtree, largest_file
 from sample_answers import HISTORIES, ITEMS, expected, make_popular_run, read_answers, same, write_log, write_rows
 
 import beamtree as bt
+from beamtree.batch import files
+from beamtree.batch.job import BatchSummary
 from beamtree.data import Ids
 from beamtree.ingest import readers
 from beamtree.query import RecommendRequest, Searcher, parse_ids
-from beamtree.serve.batch import files
-from beamtree.serve.batch.job import BatchSummary
 
 
 @pytest.fixture(scope="module")

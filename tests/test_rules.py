@@ -17,13 +17,13 @@ from sample_logs import cyclic_log
 from serving import make_model, make_service, open_shop, serving
 
 import beamtree as bt
+from beamtree.batch.files import open_histories, write_results
+from beamtree.batch.job import make_searcher
 from beamtree.data import Ids
 from beamtree.ingest.item_tables import read_catalogue
 from beamtree.query import History, RecommendRequest, Rules, Searcher, make_filter, parse_rules, read_rules, selection
 from beamtree.query.max_flow import Flow
 from beamtree.query.selection import AppliedRules, SearchHits, Selection
-from beamtree.serve.batch.files import open_histories, write_results
-from beamtree.serve.batch.job import make_searcher
 
 COLUMNS = ("brand", "category")
 

@@ -188,12 +188,12 @@ class Classifier:
             if not len(useful):
                 raise ValueError("no document has both a label and a feature: there is nothing to learn from")
             if len(useful) < x.rows:
-                report.line(f"Left out {x.rows - len(useful):,} of {x.rows:,} documents without a label or a word.")
+                report.write(f"Left out {x.rows - len(useful):,} of {x.rows:,} documents without a label or a word.")
                 x, y = x.take(useful), y.take(useful)
             read_names = read_label_names(names)
             name_texts = [read_names.get(each, "") for each in ids.names]
             z = empty(len(ids), x.width) if features is None else features.transform(name_texts)
-            report.line(f"{x.rows:,} documents, {x.width:,} features, {len(ids):,} labels.")
+            report.write(f"{x.rows:,} documents, {x.width:,} features, {len(ids):,} labels.")
             pairs = x.rows * len(ids)
             settings: dict[str, Any] = {**asdict(self.options), "C": self.options.C or DEFAULT_C}
             with_memory = settings.pop("memory")
@@ -225,9 +225,7 @@ class Classifier:
             self.report = {"weights": model.weights._asdict(), "C": settings["C"], "validation": found}
             self._model, self._features, self._ids, self._names = model, features, ids, read_names
             self._counts = np.bincount(y.columns, minlength=len(ids))
-            for line in self._describe(count):
-                report.line(line)
-            report.line(f"Fitted in {clock(time_now() - began)}.")
+            report.write(*self._describe(count), f"Fitted in {clock(time_now() - began)}.")
         return self
 
     def _describe(self, validation: int) -> list[str]:

@@ -136,28 +136,31 @@ class LabelModel:
 
         With `allowed` [L] the beam is as wide as needed to find m of the allowed labels, if there are so many.
         """
-        filters = self._everything
+        parts = self._parts
         if allowed is not None:
             allowed = allowed & self.visible
-            filters = allowed, self.allowed_below(allowed)
-        sizes = self.num_labels, max(self.labels.rows, self.num_labels), len(self.forest.parent)
-        return kernels.search(features.parts, (*self._parts, filters), sizes, beam_size, m)
+            parts = parts._replace(filters=(allowed, self.allowed_below(allowed)))
+        return kernels.search(features.parts, parts, beam_size, m)
 
     @cached_property
-    def _parts(self) -> tuple[Any, ...]:
-        """What the compiled search reads; plain tuples, because it would be compiled again for each named one."""
-        memory = (*self.documents, self.labels.offsets, self.labels.columns)
-        leaf = self.forest.leaf
+    def _parts(self) -> kernels.SearchInput:
+        """What the compiled search reads, to search for any label."""
+        leaf, weights = self.forest.leaf, self.weights
         groups = np.where(leaf < 0, -1, self.forest.parent[leaf]).astype(np.int32)
         _, first, number = np.unique(self.examples.labels, return_index=True, return_inverse=True)
-        examples = (*self.examples.documents, self.examples.labels, first[number])
-        parts = (*self.forest[:-1], groups), tuple(self.linear), memory, tuple(self.names), tuple(self.encoder)
-        return *parts, examples, (*_numbers(self.weights), self.examples_weight)
-
-    @cached_property
-    def _everything(self) -> tuple[np.ndarray, np.ndarray]:
-        """The filters of a search for any label."""
-        return self.visible, self.allowed_below(self.visible)
+        return kernels.SearchInput(
+            forest=(*self.forest[:-1], groups),
+            linear=tuple(self.linear),
+            memory=(*self.documents, self.labels.offsets, self.labels.columns),
+            names=tuple(self.names),
+            encoder=tuple(self.encoder),
+            examples=(*self.examples.documents, self.examples.labels, first[number]),
+            weights=(
+                float(weights.memory), float(weights.names), float(weights.power), int(weights.neighbours),
+                int(weights.budget), float(weights.encoder), float(weights.groups), float(self.examples_weight),
+            ),
+            filters=(self.visible, self.allowed_below(self.visible)),
+        )  # fmt: skip
 
     @cached_property
     def visible(self) -> np.ndarray:
@@ -304,10 +307,3 @@ def train(
     if weights.encoder if weights is not None else is_affordable(features, labels):
         model = replace(model, encoder=train_encoder(features, labels, seed=seed, on_progress=on_progress))
     return model
-
-
-def _numbers(weights: Weights) -> tuple[float, float, float, int, int, float, float]:
-    return (
-        float(weights.memory), float(weights.names), float(weights.power), int(weights.neighbours), int(weights.budget),
-        float(weights.encoder), float(weights.groups),
-    )  # fmt: skip

@@ -34,7 +34,7 @@ from beamtree.live.saved import load_changes
 from beamtree.model import TreeModel
 from beamtree.research.baselines import BASELINES, build
 from beamtree.research.compare.report import strength
-from beamtree.scorers import context_names
+from beamtree.scorers import context_values
 from beamtree.storage.runs import data_folder, ids_of, open_data, open_model, read_run
 from beamtree.storage.settings import fingerprint
 
@@ -108,7 +108,7 @@ def evaluate_run(
             return options.users_of(prepared, split)
         from beamtree.ingest.user_events import read_users  # polars takes a moment to import
 
-        context = context_names(served.scorer)
+        context = list(context_values(served.scorer))
         return read_users(log, ids_of(run, served), columns, exclude_seen=exclude_seen, context=context)
 
     settings = (False, True) if rows else (exclude_seen,)

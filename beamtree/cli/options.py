@@ -22,7 +22,7 @@ from beamtree.recommender import Recommender
 from beamtree.storage.tuned import load_tuned_beam
 
 if TYPE_CHECKING:
-    from beamtree.serve.batch.ray_cluster import Cluster
+    from beamtree.batch.ray_cluster import Cluster
 
 Command = TypeVar("Command", bound=Callable[..., None])
 OLD_SPELLINGS = {  # until 0.3.0, with a note
@@ -202,7 +202,7 @@ def uses_ray(engine: str, *ray_options: object) -> bool:
 @contextmanager
 def ray_cluster(address: str | None, workers: int | None, *, gpus: bool = False) -> "Iterator[Cluster]":
     """A Ray cluster while it is connected: a running one, or one started here."""
-    from beamtree.serve.batch.ray_cluster import connect  # Ray is optional
+    from beamtree.batch.ray_cluster import connect  # Ray is optional
 
     note("starting Ray …" if address is None else f"connecting to Ray at {address} …")
     with connect(address, workers, gpus=gpus) as cluster:

@@ -9,6 +9,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from beamtree.batch.job import BatchJob, BatchSummary, make_searcher
 from beamtree.cli import options
 from beamtree.cli.console import note, out, printable, progress, write
 from beamtree.data.ids import is_integer
@@ -30,11 +31,10 @@ from beamtree.query import (
     parse_ids,
     read_rules,
 )
-from beamtree.serve.batch.job import BatchJob, BatchSummary, make_searcher
 from beamtree.storage.runs import ids_of, open_data, open_model
 
 if TYPE_CHECKING:
-    from beamtree.serve.batch.ray_cluster import Cluster
+    from beamtree.batch.ray_cluster import Cluster
 
 
 def retrieve_items(
@@ -141,7 +141,7 @@ def retrieve_items(
     options.check_outputs(json)
     in_folder = output is not None and not output.suffix
     if input is not None and output is not None:
-        from beamtree.serve.batch.files import check_output  # polars takes a moment to import
+        from beamtree.batch.files import check_output  # polars takes a moment to import
 
         if not in_folder:
             check_output(output)
@@ -228,7 +228,7 @@ def show_items(title: str, result: Recommendation) -> None:
 
 def _answer_file(model: TreeModel, job: BatchJob, source: str, output: Path) -> None:
     """Answer a file of histories."""
-    from beamtree.serve.batch.files import open_histories, write_results  # polars takes a moment to import
+    from beamtree.batch.files import open_histories, write_results  # polars takes a moment to import
 
     histories = open_histories(source, job.columns, job.names)
     start = clock.monotonic()
@@ -248,7 +248,7 @@ def _answer_folder(
     gpus: float | None,
 ) -> None:
     """Answer the files of a folder that are not answered yet, in this process or on a cluster."""
-    from beamtree.serve.batch.folder import find_tasks, pending_tasks, run_locally, run_on_cluster
+    from beamtree.batch.folder import find_tasks, pending_tasks, run_locally, run_on_cluster
 
     start, total = clock.monotonic(), BatchSummary()
     tasks = find_tasks(job, source, output)

@@ -4,12 +4,12 @@ from typing import Annotated
 
 import typer
 
+from beamtree.batch.job import make_searcher
 from beamtree.cli import options
 from beamtree.cli.console import note, printable
 from beamtree.cli.retrieve import show_items
 from beamtree.files.atomic import write_json
 from beamtree.query import make_filter, similar_request
-from beamtree.serve.batch.job import make_searcher
 from beamtree.storage.runs import ids_of, open_model
 
 

@@ -5,7 +5,7 @@ Every rank has the events of the log. It counts the pairs of its own users, and 
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,7 +32,7 @@ from beamtree.closed_form.ridge import (
     strongest_partners,
 )
 from beamtree.closed_form.transitions import POPULAR, near_pairs, pairs_of_cuts, rules_of
-from beamtree.data import BeforeAfter, Events
+from beamtree.data import Events
 from beamtree.data.csr import CSR, concatenate, group_rows, sum_duplicates
 from beamtree.data.factors import weighted_pairs
 from beamtree.distributed import exchange
@@ -44,10 +44,8 @@ from beamtree.distributed.sharding import ShardedMemoryScorer
 from beamtree.evaluate import Find
 from beamtree.kernels.threads import one_thread
 from beamtree.parts.closed_form import ClosedForm
-from beamtree.scorers import FactorScorer, MemoryScorer, PopularityScorer, Scorer
+from beamtree.scorers import FactorScorer, MemoryScorer, PopularityScorer
 from beamtree.scorers.factors import Factors
-
-T = TypeVar("T")
 
 
 class ShardedClosedForm(ClosedForm):
@@ -87,14 +85,8 @@ class ShardedClosedForm(ClosedForm):
         stacked = torch.stack([each.cpu() for each in recency])
         return ShardedMemoryScorer.from_part(self.data.num_items, len(lists), part, stacked)
 
-    def candidates(self, parts: dict[str, Scorer], users: BeforeAfter) -> Candidates:
-        return ShardedCandidates(self.tree, parts, users, self.first_level, self.device)
-
     def parallel(self, find: Find) -> tuple[Find, int]:
         return ranks().split_rows(find), BATCH * ranks().size
-
-    def broadcast(self, value: T) -> T:
-        return ranks().broadcast(value)
 
 
 class ShardedCandidates(Candidates):
@@ -243,10 +235,6 @@ class ShardedMatrix(ItemMatrix):
         return ranks().sum_(super().dense(items))
 
 
-def _sharded(matrix: ItemMatrix, owner: Tensor) -> ShardedMatrix:
-    return ShardedMatrix(matrix.offsets, matrix.columns, matrix.values, owner)
-
-
 def sum_sharded(
     entries: Iterable[Entries], num_items: int, device: torch.device, order: Tensor | None = None
 ) -> ItemMatrix:
@@ -259,7 +247,8 @@ def sum_sharded(
     owner = torch.arange(num_items, device=device) % ranks().size
     if order is not None:
         owner[order] = torch.arange(len(order), device=device) * ranks().size // len(order)
-    return _sharded(sum_entries(_sent(iter(entries), num_items, owner), num_items, device), owner)
+    matrix = sum_entries(_sent(iter(entries), num_items, owner), num_items, device)
+    return ShardedMatrix(matrix.offsets, matrix.columns, matrix.values, owner)
 
 
 def _sent(entries: Iterator[Entries], num_items: int, owner: Tensor) -> Iterator[Entries]:

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from beamtree.distributed.partition import Shard
-from beamtree.scorers.table import Vectors
+from beamtree.scorers.table import Gradients, Vectors
 
 
 class ShardedVectors(Vectors):
@@ -91,7 +91,7 @@ class ShardedVectors(Vectors):
         self.values = self._room[: self.used]
 
 
-class RemoteRows:
+class RemoteRows(Gradients):
     """What one step requested from other ranks, and they from this one, and the gradients of what it read."""
 
     def __init__(self, shard: Shard, own: Tensor, learned: "list[RemoteRows] | None") -> None:
@@ -125,12 +125,6 @@ class RemoteRows:
             total = self.own.new_zeros(self.read, self.own.shape[1])
             self._buffers = total, torch.zeros(self.read, dtype=torch.uint8, device=total.device)
         return self._buffers
-
-    def add(self, rows: Tensor, grads: Tensor) -> None:
-        total, touched = self.buffers()
-        rows = rows.clamp(min=0).flatten()
-        total.index_add_(0, rows, grads.reshape(-1, total.shape[1]))
-        touched.index_fill_(0, rows, 1)
 
     def finish(self) -> None:
         """All gradients of the step are collected; they are sent when all ranks are ready."""

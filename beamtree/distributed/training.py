@@ -13,7 +13,7 @@ from torch import Tensor
 from beamtree.data import Data
 from beamtree.distributed.checkpoint import ShardedCheckpointer, load_part_for_training, save_model, write_sharded
 from beamtree.distributed.closed_form import ShardedCandidates, ShardedClosedForm
-from beamtree.distributed.group import Ranks, connect, disconnect, ranks
+from beamtree.distributed.group import Ranks, connect, ranks
 from beamtree.distributed.sharded_table import ShardedTable
 from beamtree.distributed.sharding import divided_names, shard_model
 from beamtree.evaluate import Evaluation, measure, search_function
@@ -37,12 +37,6 @@ def join(device: str = "cpu") -> Ranks:
     if group.size > 1:
         use_backend(RanksBackend())
     return group
-
-
-def leave() -> None:
-    """Work alone again."""
-    disconnect()
-    use_backend(Backend())
 
 
 class ShardedStepper(Stepper):

@@ -13,7 +13,7 @@ from beamtree.beam import DEFAULT_BEAM_SIZE, BeamSize, walk_to_items, widths
 from beamtree.data.inputs import HISTORY, NO_TIME
 from beamtree.files.atomic import write_atomically
 from beamtree.model import TreeModel
-from beamtree.scorers import context_part
+from beamtree.scorers import context_values
 from beamtree.tree import PAD
 
 SUFFIX = ".pt2"
@@ -70,9 +70,9 @@ def export_program(
         x = torch.zeros(3, HISTORY, dtype=torch.int64, device=device)
     else:
         x = torch.zeros(3, scorer.settings()["dim"], device=device)
-    part, inputs = context_part(scorer), [x]
-    if part is not None:
-        inputs.append(torch.zeros(3, len(part.values), dtype=torch.int64, device=device))
+    columns, inputs = context_values(scorer), [x]
+    if columns:
+        inputs.append(torch.zeros(3, len(columns), dtype=torch.int64, device=device))
     shapes = ({0: torch.export.Dim("users", min=1)},) * len(inputs)
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about internals of torch
@@ -118,7 +118,7 @@ def write_artifact(
         "num_items": model.tree.num_items,
         "device": model.tree.device.type,
         "torch": str(torch.__version__),
-        **({"context": part.values} if (part := context_part(model.scorer)) is not None else {}),
+        **({"context": columns} if (columns := context_values(model.scorer)) else {}),
         **(about or {}),
     }
     files = {DESCRIPTION: json.dumps(description, indent=1)}

@@ -116,7 +116,7 @@ def prepare(
         val_users: how many validate; unless given, 5 % of the eligible users, at most 1,000; with leave-one-out all.
         test_users: how many test; the same unless given.
         seed: draws these users; same seed, same files.
-        engine: runs the work, here unless given; `beamtree.serve.batch` has one for Ray. The files are the same.
+        engine: runs the work, here unless given; `beamtree.batch` has one for Ray. The files are the same.
         on_stage: called with the name of each stage.
     """
     if min_events is not None and min_events < 1:

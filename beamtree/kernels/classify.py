@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from threading import local
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,6 +14,19 @@ EXAMPLE_POWER = 4  # of cosines: with less, examples take the place of better la
 _SCRATCH = local()  # of the searches of a thread
 
 Rows = tuple[np.ndarray, np.ndarray, np.ndarray]  # offsets, columns and values of compressed rows
+
+
+class SearchInput(NamedTuple):
+    """What the search reads of a classifier, in plain tuples: it would be compiled again for each named one."""
+
+    forest: tuple[Any, ...]  # `Forest`, with the parent of each label in each tree, -1 for none, in place of `leaf`
+    linear: tuple[Any, ...]  # `Linear`
+    memory: tuple[Any, ...]  # an `Index` of the training documents, and where their labels start, and these
+    names: tuple[Any, ...]  # an `Index` of the names of labels
+    encoder: tuple[Any, ...]  # `Encoder`
+    examples: tuple[Any, ...]  # an `Index` of added documents, the label of each, and the first document of this label
+    weights: tuple[Any, ...]  # `Weights`, and the weight of examples
+    filters: tuple[Any, Any]  # whether each label may be found, and the number of such labels below each node
 
 
 def weigh(
@@ -65,23 +78,15 @@ def train_children(rows: Rows, width: int, task: Any, settings: tuple[float, flo
     return compiling.load("compiled_label_training").train_children(*rows, width, *task, *settings)
 
 
-def search(
-    rows: Rows, parts: Sequence[Any], sizes: tuple[int, int, int], beam_size: int, m: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """The m best labels of documents and their scores [n, m].
-
-    Args:
-        rows: features of the documents.
-        parts: as in `compiled_classify.search`.
-        sizes: numbers of labels, of rows of the larger index, and of nodes.
-        beam_size: k.
-        m: labels per document.
-    """
-    compiled, documents = compiling.load("compiled_classify"), len(rows[0]) - 1
+def search(rows: Rows, parts: SearchInput, beam_size: int, m: int) -> tuple[np.ndarray, np.ndarray]:
+    """The m best labels of documents, whose features are the rows, and their scores [n, m]."""
+    compiled, documents, task = compiling.load("compiled_classify"), len(rows[0]) - 1, tuple(parts)
+    labels, nodes = map(len, parts.filters)
+    sizes = labels, max(len(parts.memory[3]) - 1, labels), nodes
     found, scores = np.empty((documents, m), np.int64), np.empty((documents, m), np.float32)
 
     def find(span: tuple[int, int]) -> None:
-        compiled.search(*span, *rows, *parts, _scratch(sizes), beam_size, m, found, scores)
+        compiled.search(*span, rows, task, _scratch(sizes), beam_size, m, found, scores)
         _SCRATCH.sizes = sizes  # not after an exception
 
     in_spans(find, documents)
@@ -89,7 +94,10 @@ def search(
 
 
 def _scratch(sizes: tuple[int, int, int]) -> tuple[Any, ...]:
-    """Arrays that the searches of a thread share; a search leaves zeros and NaN where it found them."""
+    """Arrays that the searches of a thread share; a search leaves zeros and NaN where it found them.
+
+    The sizes are the numbers of labels, of rows of the larger index, and of nodes.
+    """
     if getattr(_SCRATCH, "sizes", None) != sizes:
         labels, rows, nodes = sizes
         most = max(labels, nodes)

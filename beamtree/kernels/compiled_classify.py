@@ -264,29 +264,14 @@ def _lift(tree, labels, votes, forest, allowed, lifted, raised):
 
 
 @compiled()
-def search(
-    first, last, offsets, columns, values, forest, linear, memory, names, encoder, examples, weights, filters, scratch,
-    beam, most, found, scores,
-):  # fmt: skip
-    """The best labels of the documents first … last; see `beamtree.classify.model`.
+def search(first, last, rows, parts, scratch, beam, most, found, scores):
+    """The best labels of the documents first … last of some rows; see `beamtree.classify.model`.
 
     Args:
         first: document.
         last: one after the last.
-        offsets: where the features of each document start.
-        columns: features, rising.
-        values: their values.
-        forest: of each tree its root and height; of each node its first child, one after the last, its parent and its
-            label; the parent of each label in each tree, -1 for none.
-        linear: per feature the nodes whose children have weights for it, and these weights.
-        memory: an inverted index of the training documents, and their labels.
-        names: an inverted index of the names of labels.
-        encoder: vectors of features and of labels, and biases.
-        examples: an inverted index of documents that were added without training, the label of each, and the first
-            document of this label.
-        weights: of memory and names, power of similarities, neighbours, rows that are read, weight of the encoder, how
-            much groups count in the probability of a label, and weight of examples.
-        filters: whether each label may be found, and the number of such labels below each node.
+        rows: where the features of each document start, these features, rising, and their values.
+        parts: see `classify.SearchInput`.
         scratch: zeros and room for numbers by label; NaN and room by row of an index; zeros and room by node, and
             more room.
         beam: k.
@@ -294,6 +279,8 @@ def search(
         found: labels [n, m], -1 where there are no more.
         scores: of these.
     """
+    offsets, columns, values = rows
+    forest, linear, memory, names, encoder, examples, weights, filters = parts
     memory_weight, name_weight, power, neighbours, budget, encoder_weight, of_groups, examples_weight = weights
     roots, label_of_node, allowed = forest[0], forest[5], filters[0]
     totals, labels, of_rows, lifted, raised, room = scratch

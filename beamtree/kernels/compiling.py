@@ -35,7 +35,7 @@ def _announce(event: Any) -> None:
             self.depth += 1
             if not self.is_made and event.data["dispatcher"].py_func.__module__.startswith("beamtree."):
                 self.is_made = True
-                Reporter().line("Compiling for this machine: half a minute in all, once.")
+                Reporter().write("Compiling for this machine: half a minute in all, once.")
 
         def on_end(self, event: Any) -> None:
             self.depth -= 1

@@ -208,7 +208,10 @@ class LiveModel:
 
     def is_visible(self, item: str) -> bool:
         """Whether searches can return an item."""
-        return bool(_visible(self.model, [item]))
+        model = self.model
+        (number,) = _ids(model).find([item])
+        leaves = _leaves(model, [PAD if number is None else number])
+        return bool(model.tree.mask.allows(leaves.to(model.tree.device)))
 
     def has_items(self, items: Sequence[str]) -> list[bool]:
         """Which items the model has, including hidden ones."""
@@ -558,9 +561,12 @@ class LiveModel:
             log.warning("item %r: %d items that it is like are not known", name, len(new.like) - len(like))
         if like:
             parts.append(like_items(torch.tensor(like)))
-        histories = [_with_leaf(model, ids.find_known(history)) for history in new.histories]
-        if any(histories):
-            parts.append(self._placement_by_histories(model, [history for history in histories if history]))
+        histories = [known for history in new.histories if (known := _with_leaf(model, ids.find_known(history)))]
+        if histories:  # by regression, where there are users to learn from
+            users = self._background_users()
+            parts.append(
+                like_histories(model, histories) if users is None else learn_placement(model, histories, users)
+            )
         if new.vector is not None and self._vectors is not None and len(new.vector) == self._vectors.shape[1]:
             has_leaf = _leaves(model, range(len(self._vectors))) != PAD
             parts.append(like_vector(self._vectors, new.vector, has_leaf))
@@ -572,11 +578,6 @@ class LiveModel:
             same = [other for other in catalogue.in_category(category) if other < len(ids) and other != number]
             parts += [like_popular(model, torch.tensor(same))] if same else []
         return average(parts)
-
-    def _placement_by_histories(self, model: TreeModel, histories: list[list[int]]) -> Placement:
-        """Learned by regression where the training log is available."""
-        background = self._background_users()
-        return like_histories(model, histories) if background is None else learn_placement(model, histories, background)
 
     def _background_users(self) -> BackgroundUsers | None:
         """Users to learn from; None without a training log, and for a scorer that cannot."""
@@ -695,13 +696,6 @@ def _placed(model: TreeModel, items: Iterable[str]) -> dict[str, int]:
     numbers = [PAD if number is None else number for number in _ids(model).find(names)]
     rows = zip(names, numbers, _leaves(model, numbers).tolist(), strict=True)
     return {name: number for name, number, leaf in rows if leaf != PAD}
-
-
-def _visible(model: TreeModel, items: Iterable[str]) -> set[str]:
-    """The items that searches can return."""
-    placed = _placed(model, items)
-    allowed = model.tree.mask.allows(_leaves(model, list(placed.values())).to(model.tree.device))
-    return {name for name, is_allowed in zip(placed, allowed.tolist(), strict=True) if is_allowed}
 
 
 def with_saved_texts(catalogue: Catalogue, saved: SavedChanges) -> Catalogue:

@@ -11,7 +11,7 @@ from beamtree.data.inputs import WHOLE_HISTORY
 from beamtree.parts.acceptance import Acceptance
 from beamtree.parts.processes import ALONE, Processes
 from beamtree.progress import OnProgress, no_progress
-from beamtree.scorers import FactorScorer, Scorer, SumScorer, context_part
+from beamtree.scorers import FactorScorer, Scorer, SumScorer, context_values
 from beamtree.tree import Tree
 
 if TYPE_CHECKING:
@@ -59,9 +59,7 @@ class Fitting:
     def acceptance(self, parts: SumScorer, contexts: Mapping[str, Sequence[str]] | None = None) -> Acceptance:
         """What decides on one more part of a sum, which may read these columns of contexts and their values."""
         users = replace(self.data.val.sample(USERS), history=WHOLE_HISTORY).with_times()
-        part = context_part(parts)
-        values = part.values if part is not None and not contexts else contexts
-        if values:
+        if values := contexts or context_values(parts):
             users = users.with_contexts(values)
         return Acceptance(self.tree, parts, users, self.first_level, self.device, processes=self.processes)
 

@@ -10,10 +10,10 @@ from torch import Tensor
 from beamtree.beam import DEFAULT_BEAM_SIZE
 from beamtree.closed_form.als import STRENGTHS, implicit_als
 from beamtree.closed_form.cooccurrence import ItemMatrix, cooccurrence
-from beamtree.closed_form.part_weights import BATCH, USERS, Candidates, choose_weights, for_each_batch
+from beamtree.closed_form.part_weights import BATCH, USERS, choose_weights, for_each_batch
 from beamtree.closed_form.ridge import FEATURES, climb, follow_partners, ridge_partners
 from beamtree.closed_form.transitions import next_partners, past_and_future
-from beamtree.data import BeforeAfter, Events
+from beamtree.data import Events
 from beamtree.data.csr import CSR
 from beamtree.data.inputs import HISTORY, WHOLE_HISTORY
 from beamtree.data.views import ORDERED
@@ -79,9 +79,8 @@ class ClosedForm(Fitting):
                 parts[part.name] = combined
         scorer = self.sum_of(parts)
         if self.validates and "same" not in self.hyperparameters:
-            self.hyperparameters["same"] = scorer.hyperparameters["same"] = self.broadcast(
-                self.share_of_same_items(scorer)
-            )
+            same = self.processes.broadcast(self.share_of_same_items(scorer))
+            self.hyperparameters["same"] = scorer.hyperparameters["same"] = same
         self.stages.end()
         return scorer
 
@@ -116,18 +115,18 @@ class ClosedForm(Fitting):
         users = self.users if self.validates else replace(self.data.train.sample(USERS), history=WHOLE_HISTORY)
         vanished = self.hyperparameters.get("vanished")
         used = {name: part for name, part in candidates.items() if name != "factors" or not vanished}
-        measured = self.candidates(used, users)
+        measured = self.processes.candidates(self.tree, used, users, self.first_level, self.device)
         units = dict(zip(measured.names, measured.units.tolist(), strict=True))
         if self.validates:
             total = choose_weights(measured)
         else:
             log.debug("no validation users: penalties, recency and weights are defaults")
             total = {name: DEFAULTS.get(name, 0.0) * unit for name, unit in units.items()}
-        calibration = measured.calibration(total).tolist()
-        scales = self.broadcast({name: units.get(name, 1.0) for name in candidates if name != "repeats"})
-        weights = self.broadcast({name: total.get(name, 0.0) / scales.get(name, 1.0) for name in candidates})
-        log.debug("weights: %s", ", ".join(f"{name} {weight:.3g}" for name, weight in weights.items()))
-        self.hyperparameters |= {"scales": scales, "weights": weights, "calibration": self.broadcast(calibration)}
+        scales = {name: units.get(name, 1.0) for name in candidates if name != "repeats"}
+        weights = {name: total.get(name, 0.0) / scales.get(name, 1.0) for name in candidates}
+        chosen = {"scales": scales, "weights": weights, "calibration": measured.calibration(total).tolist()}
+        self.hyperparameters |= self.processes.broadcast(chosen)
+        log.debug("weights: %s", ", ".join(f"{name} {self.weight(name):.3g}" for name in candidates))
 
     def share_of_same_items(self, scorer: SumScorer) -> float:
         """The share of validation users' lists that the most frequent items make up: 1 if everybody gets the same."""
@@ -154,7 +153,7 @@ class ClosedForm(Fitting):
         exclude = not self.users_repeat
         users = with_inputs(part, self.users)
         result = measure(find, users, m=cuts, metrics=("recall",), exclude_seen=exclude, batch_size=users_at_once)
-        return self.broadcast({cut: float(result["recall", cut]) for cut in cuts})
+        return self.processes.broadcast({cut: float(result["recall", cut]) for cut in cuts})
 
     def quality(self, part: Scorer, cuts: Sequence[int] = (10, 50, 200)) -> float:
         """One number: the sum of recall at several cuts, each divided by the square root of the cut."""
@@ -229,9 +228,6 @@ class ClosedForm(Fitting):
     def memory(self, lists: Sequence[CSR], recency: Sequence[Tensor]) -> MemoryScorer:
         return MemoryScorer.from_partners(lists, recency)
 
-    def candidates(self, parts: dict[str, Scorer], users: BeforeAfter) -> Candidates:
-        return Candidates(self.tree, parts, users, self.first_level, self.device)
-
     def parallel(self, find: Find) -> tuple[Find, int]:
         """A search for several batches of users at once, and for how many users to call it."""
 
@@ -240,7 +236,3 @@ class ClosedForm(Fitting):
             return torch.cat(for_each_batch(lambda users: find(*users), batches, self.device))
 
         return find_all, BATCH * torch.get_num_threads()
-
-    def broadcast(self, value: T) -> T:
-        """A choice that everything after it depends on."""
-        return value

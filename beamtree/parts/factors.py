@@ -67,4 +67,4 @@ def explains_histories(factors: FactorScorer, form: ClosedForm) -> bool:
     model = TreeModel(form.tree, factors, first_level=form.first_level).to(form.device)
     x = with_inputs(factors, form.users).batch(torch.arange(min(BATCH, len(form.users))))[0].to(form.device)
     products = scores_at_leaves(model, x, x)
-    return bool(form.broadcast(float(products.sum() / (x != PAD).sum().clamp(min=1))) >= VANISHED)
+    return bool(form.processes.broadcast(float(products.sum() / (x != PAD).sum().clamp(min=1))) >= VANISHED)

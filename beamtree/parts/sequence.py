@@ -199,7 +199,9 @@ def fit_sequence(
         on_check: called with the step, the encoder and the vectors; training stops where it returns True.
     """
     events = events.to(device)
-    users = _windows(events)
+    counts = events.counts()
+    users = (counts > 1).nonzero().squeeze(1)
+    users = users.repeat_interleave(-(-counts[users] // HISTORY))  # of each window: one for every HISTORY events
     if not len(users):
         raise ValueError("nothing to train on: no user has two events")
     leaves = None
@@ -259,13 +261,6 @@ def fit_sequence(
             if settings.is_check(t + 1) and on_check(t + 1, *averaged()):
                 break
     return averaged()
-
-
-def _windows(events: Events) -> Tensor:
-    """The user of each window: one for every HISTORY events, of users with at least two."""
-    counts = events.counts()
-    users = (counts > 1).nonzero().squeeze(1)
-    return users.repeat_interleave(-(-counts[users] // HISTORY))
 
 
 def _first_vectors(num_items: int, dim: int, start: Tensor | None, seed: int) -> Tensor:

@@ -55,7 +55,8 @@ class Flow:
 
         These are the kinds that are chosen, and those whose two values are on a cycle of the residual graph.
         """
-        component = _components({node: list(self._residual(node)) for node in self._nodes()})
+        nodes = [SOURCE, SINK, *((side, value) for side in (0, 1) for value in self._kinds[side])]
+        component = _components({node: list(self._residual(node)) for node in nodes})
         return {
             kind for kind in self._available if self._chosen[kind] or component[0, kind[0]] == component[1, kind[1]]
         }
@@ -103,11 +104,6 @@ class Flow:
     def _can_change(self, kind: Kind, side: int) -> bool:
         """Whether an item of a kind can be added, from the first column, or given back, from the second."""
         return self._chosen[kind] < self._available[kind] if side == 0 else self._chosen[kind] > 0
-
-    def _nodes(self) -> Iterator[Node]:
-        yield from (SOURCE, SINK)
-        for side in (0, 1):
-            yield from ((side, value) for value in self._kinds[side])
 
     def _residual(self, node: Node) -> Iterator[Node]:
         """The nodes that more flow can go to from a node."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from beamtree.data.ids import as_given
 from beamtree.model import TreeModel
-from beamtree.query.history import History, model_input, pad_rows
+from beamtree.query.history import History, id_list, model_input, pad_rows
 from beamtree.query.response import repeated
 from beamtree.query.search import Searcher, popularity_in, shares_of_events
 from beamtree.scorers import DotProductScorer
@@ -28,7 +28,7 @@ def score_columns(
     key: str,
     names: Sequence[Any] | np.ndarray,
     batches: Iterable[list[History]],
-    items: Sequence[Sequence[object]],
+    items: Any,
     *,
     of_users: bool = False,
 ) -> dict[str, Any]:
@@ -39,12 +39,20 @@ def score_columns(
         key: the name of the column that tells the histories apart, empty for none.
         names: the values of that column, one for each history.
         batches: the histories.
-        items: ids: one list for each history, or a single one for all.
+        items: ids for all histories, or a list of lists with one for each.
         of_users: whether these are those of users: then a last column `popular` says whose scores are those of popular
             items, because nothing is known of the user.
     """
-    numbers = [[PAD if number is None else number for number in searcher.ids.find(row)] for row in items]
-    is_shared, scores, popular, start = len(items) == 1, list[float](), list[bool](), 0
+    lists = id_list(items)
+    if any(not isinstance(row, str) and isinstance(row, Iterable) for row in lists):
+        lists = [id_list(row) for row in lists]
+        if len(lists) != len(names):
+            found = f"{len(lists):,} lists of items for {len(names):,} histories"
+            raise ValueError(f"{found}: give one list for each history, or one for all")
+    else:
+        lists = [lists]
+    numbers = [[PAD if number is None else number for number in searcher.ids.find(row)] for row in lists]
+    is_shared, scores, popular, start = len(lists) == 1, list[float](), list[bool](), 0
     for batch in batches:
         popular += [searcher.is_popular(history.items) for history in batch]
         rows = numbers if is_shared else numbers[start : start + len(batch)]
@@ -56,7 +64,7 @@ def score_columns(
             values = score_items(searcher, batch[some], padded if is_shared else padded[some])
             scores += values.double().cpu()[real[some]].tolist()
         start += len(batch)
-    lists = [*items] * len(names) if is_shared else items
+    lists = lists * len(names) if is_shared else lists
     counts = list(map(len, lists))
     columns: dict[str, Any] = {key: repeated(names, counts)} if key else {}
     columns["item"] = as_given([item for row in lists for item in row], integer=searcher.ids.integer)
@@ -87,6 +95,13 @@ def score_items(searcher: Searcher, histories: list[History], items: Tensor) -> 
             shares = shares_of_events(popularity_in(model, histories[row].context))
             scores[row] = shares[known[min(row, len(known) - 1)]]
     return scores.masked_fill(~tree.mask.allows(leaves), torch.nan)
+
+
+def item_vectors(searcher: Searcher) -> dict[str, Any]:
+    """The vectors of the items that are not hidden, as columns: see `TreeModel.vectors_of`."""
+    slots = searcher.model.tree.visible().cpu()
+    visible = slots[slots != PAD].sort().values
+    return {"item": searcher.ids.column(visible.numpy()), "vector": searcher.model.vectors_of(visible).numpy()}
 
 
 @torch.no_grad()

@@ -1,7 +1,7 @@
 """g(x, n): the node-wise scorers."""
 
 from beamtree.scorers.base import Scorer, TableScorer
-from beamtree.scorers.context import ContextScorer, context_names, context_part, with_inputs
+from beamtree.scorers.context import ContextScorer, context_part, context_values, with_inputs
 from beamtree.scorers.deep import DeepScorer
 from beamtree.scorers.dot_product import DotProductScorer
 from beamtree.scorers.factors import FactorScorer
@@ -45,7 +45,7 @@ __all__ = [
     "SumScorer",
     "TableScorer",
     "as_sum",
-    "context_names",
     "context_part",
+    "context_values",
     "with_inputs",
 ]

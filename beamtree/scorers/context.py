@@ -117,10 +117,10 @@ def context_part(scorer: Scorer) -> ContextScorer | None:
     return next((part for part in scorer.scorers().values() if isinstance(part, ContextScorer)), None)
 
 
-def context_names(scorer: Scorer) -> list[str]:
-    """The columns of the contexts that a scorer reads."""
+def context_values(scorer: Scorer) -> Values:
+    """The columns of the contexts that a scorer reads, and the values of each; none where it reads no contexts."""
     part = context_part(scorer)
-    return [] if part is None else list(part.values)
+    return {} if part is None else part.values
 
 
 def with_inputs(scorer: Scorer, users: Data) -> Data:

@@ -34,13 +34,10 @@ class LinearScorer(TableScorer):
         x = torch.nn.functional.pad(x.detach(), (0, 1), value=1.0)
         spans = [tree.level(level) for level in range(tree.height + 1)]
         small = [span for span in spans if len(span) <= WHOLE_LEVEL_SIZE]
-        rows = [part for span in small for part in (self._pad_row(), self.table.span(span))]
+        pad = torch.nn.functional.pad(self.table.weight.new_zeros(1, self.dim), (0, 1), value=-torch.inf)  # scores -inf
+        rows = [part for span in small for part in (pad, self.table.span(span))]
         logits = x @ torch.cat(rows or [x[:0]]).T
         return PreparedLinear(x, [span.start for span in spans], logits.split([1 + len(span) for span in small], dim=1))
-
-    def _pad_row(self) -> Tensor:
-        """The parameters that score -inf: PAD's [1, d + 1]."""
-        return torch.nn.functional.pad(self.table.weight.new_zeros(1, self.dim), (0, 1), value=-torch.inf)
 
     def forward(self, prepared: PreparedLinear, level: int, nodes: Tensor) -> Tensor:
         if level < len(prepared.levels):

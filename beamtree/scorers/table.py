@@ -1,7 +1,8 @@
 """The table of per-node parameters, and how the gradients of one step are collected for it."""
 
 import math
-from typing import Any, Protocol
+from abc import ABC, abstractmethod
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -181,16 +182,22 @@ class NodeTable(nn.Module):
         return sums
 
 
-class Gradients(Protocol):
+class Gradients(ABC):
     """Collects the gradients of the vectors of one step."""
 
+    @abstractmethod
     def buffers(self) -> tuple[Tensor, Tensor]:
         """The tensor that gradients are added to, and the one that marks their rows with 1."""
-        ...
 
-    def add(self, rows: Tensor, grads: Tensor) -> None: ...
+    @abstractmethod
+    def finish(self) -> None:
+        """All gradients of the step are collected."""
 
-    def finish(self) -> None: ...
+    def add(self, rows: Tensor, grads: Tensor) -> None:
+        total, touched = self.buffers()
+        rows = rows.clamp(min=0).flatten()
+        total.index_add_(0, rows, grads.reshape(-1, total.shape[1]))
+        touched.index_fill_(0, rows, 1)
 
 
 class Vectors:
@@ -200,7 +207,7 @@ class Vectors:
     adds to one such table, `weight.grad`, and marks the rows it touched, so that an optimiser may skip the others.
     """
 
-    def __init__(self, values: Tensor, weight: Tensor, gradients: "Gradients | None") -> None:
+    def __init__(self, values: Tensor, weight: Tensor, gradients: Gradients | None) -> None:
         self.values = values  # [num_nodes, dim]
         self.gradients = gradients  # None where nothing is learned
         self.link = None if gradients is None else _Link.apply(weight, gradients)  # type: ignore[no-untyped-call]
@@ -221,7 +228,7 @@ class Vectors:
         return vectors
 
 
-class _TableGradients:
+class _TableGradients(Gradients):
     """The gradients of the vectors of one step, for a whole table."""
 
     def __init__(self, table: NodeTable, tree: Tree, share: bool) -> None:
@@ -233,12 +240,6 @@ class _TableGradients:
         if self._buffers is None:
             self._buffers = self.table.zeros()
         return self._buffers
-
-    def add(self, nodes: Tensor, grads: Tensor) -> None:
-        total, touched = self.buffers()
-        rows = nodes.clamp(min=0).flatten()
-        total.index_add_(0, rows, grads.reshape(-1, total.shape[1]))
-        touched.index_fill_(0, rows, 1)
 
     def finish(self) -> None:
         """Give the sum to the table's weight: a shared row gets the gradients of all vectors that it is a part of."""

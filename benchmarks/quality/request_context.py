@@ -28,7 +28,7 @@ from beamtree.parts import Fitting
 from beamtree.parts.context import ContextPart
 from beamtree.parts.deep import DEEP
 from beamtree.query.search import popular_items
-from beamtree.scorers import SumScorer, with_contexts
+from beamtree.scorers import SumScorer, with_inputs
 
 M = (10, 50, 200)
 
@@ -97,7 +97,7 @@ def new_visitors(model: TreeModel, test: BeforeAfter) -> list[dict[str, object]]
     assert test.events.contexts is not None
     contexts = test.events.contexts.of(first)
     events = Events(torch.arange(len(first) + 1), test.events.items[first], "first events", contexts=contexts)
-    users = with_contexts(model.scorer, BeforeAfter(events, torch.zeros(len(first), dtype=torch.int64)))
+    users = with_inputs(model.scorer, BeforeAfter(events, torch.zeros(len(first), dtype=torch.int64)))
     results = {}
     for row, in_context in {"popular": False, "popular in the context": True}.items():
 

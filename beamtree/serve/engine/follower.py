@@ -81,7 +81,7 @@ class Follower:
         self._last_run: dict[str, Any] | None = None  # the last entry that names a run
         self._opening: Opening | None = None  # the run that is to replace the one in use
         self._is_reopen_due, self._failures, self._not_before = False, 0, 0.0
-        self._started = self._contact = time.monotonic()  # the last is that of the last sign of the writer
+        self._contact = time.monotonic()  # the last sign of the writer
         self._has_met = False
         self._is_busy = False  # applying changes, and not listening
         self._behind = 0

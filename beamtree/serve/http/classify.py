@@ -22,7 +22,8 @@ from beamtree.serve.http.errors import (
     ApiError,
     check_limit,
     json_response,
-    storage_error,
+    read_only_error,
+    storing,
 )
 from beamtree.serve.http.item_routes import Limit, SearchText, parse_item_id
 from beamtree.serve.http.metrics import Metrics
@@ -92,14 +93,9 @@ class ClassifierService:
     def change(self, kind: str, change: Callable[[], int]) -> Response:
         """Make a change; what it did."""
         if self.live.journal is None:
-            raise ApiError(409, "this service is read-only", "start it with --changes FOLDER to store changes")
-        try:
+            raise read_only_error()
+        with storing(self.metrics):
             count = change()
-        except ValueError as error:
-            raise ApiError(422, str(error), SCHEMA_HINT) from error
-        except OSError as error:
-            self.metrics.rejected.labels("storage").inc()
-            raise storage_error(error) from error
         self.metrics.changes.labels(kind).inc(count)
         return json_response({"changed": count > 0, "version": str(self.live.snapshot.version), "count": count})
 

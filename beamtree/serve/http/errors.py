@@ -2,7 +2,8 @@
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -12,6 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from beamtree.errors import DISK_FULL, short_message
+from beamtree.serve.http.metrics import Metrics
 from beamtree.serve.http.schemas import Problem
 from beamtree.serve.http.validation import describe
 
@@ -63,12 +65,25 @@ def check_limit(name: str, size: int, limit: int, unit: str) -> None:
         raise ApiError(422, f"{name} has {size} {unit}, over the limit of {limit}", f"send at most {limit}")
 
 
-def storage_error(error: OSError) -> ApiError:
-    """The error response to a change that could not be stored, and so was not made; the log has a line of it."""
-    log.warning("a change was not stored: %s", short_message(error))
-    if error.errno in DISK_FULL:
-        return ApiError(507, "the change was not stored: the disk is full", "free some space, then send it again")
-    return ApiError(503, "the change was not stored: the disk fails", "send it again later", {"Retry-After": "1"})
+def read_only_error() -> ApiError:
+    """The error of a service that was started without changes."""
+    return ApiError(409, "this service is read-only", "start it with --changes FOLDER to store changes")
+
+
+@contextmanager
+def storing(metrics: Metrics) -> Iterator[None]:
+    """Around a change, which is not made where this raises; the log has a line of one that could not be stored."""
+    try:
+        yield
+    except ValueError as error:
+        raise ApiError(422, str(error), SCHEMA_HINT) from error
+    except OSError as error:
+        metrics.rejected.labels("storage").inc()
+        log.warning("a change was not stored: %s", short_message(error))
+        reply = ApiError(503, "the change was not stored: the disk fails", "send it again later", {"Retry-After": "1"})
+        if error.errno in DISK_FULL:
+            reply = ApiError(507, "the change was not stored: the disk is full", "free some space, then send it again")
+        raise reply from error
 
 
 def json_response(content: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:

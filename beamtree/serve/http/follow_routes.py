@@ -8,8 +8,8 @@ from starlette.responses import Response
 
 from beamtree.errors import short_message
 from beamtree.live.following import POSITION, ROUTE, START, FolderChanges
-from beamtree.serve.http.errors import SCHEMA_HINT, ApiError
-from beamtree.serve.http.service import Service, read_only_error
+from beamtree.serve.http.errors import SCHEMA_HINT, ApiError, read_only_error
+from beamtree.serve.http.service import Service
 
 LOOK_SECONDS = 0.02  # between two looks at whether there is a change
 MOST_SECONDS = 30.0  # to wait

@@ -96,14 +96,10 @@ class HeaderTimeoutProtocol(HttpToolsProtocol):
         self._timer = None
         if self._begun is not None:
             left = self._begun + HEADER_SECONDS - self.loop.time()
-            if left <= 0:
-                self._close()
-            else:
+            if left > 0:
                 self._timer = self.loop.call_later(left, self._check_headers)
-
-    def _close(self) -> None:
-        if not self.transport.is_closing():
-            self.transport.close()
+            elif not self.transport.is_closing():
+                self.transport.close()
 
 
 class Server(uvicorn.Server):

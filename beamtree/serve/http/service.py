@@ -18,7 +18,7 @@ from beamtree.serve.engine.loop_future import LoopFuture, LoopResults
 from beamtree.serve.engine.model_slot import ModelSlot, RunWatcher, smoke_test
 from beamtree.serve.engine.served_run import LoadedRun, OpenRun, beside, last_run
 from beamtree.serve.http.access import Access, Limits
-from beamtree.serve.http.errors import SCHEMA_HINT, ApiError, check_limit, storage_error
+from beamtree.serve.http.errors import SCHEMA_HINT, ApiError, check_limit, read_only_error, storing
 from beamtree.serve.http.metrics import Metrics
 
 T = TypeVar("T")
@@ -239,18 +239,8 @@ class Service:
         await asyncio.wait([result], timeout=seconds)
         if not result.done() and future.cancel():  # behind a run that loads; one that has begun is waited for
             raise self._rejection("deadline", 503, "other changes are in progress")
-        try:
+        with storing(self.metrics):
             return await result
-        except ValueError as error:
-            raise ApiError(422, str(error), SCHEMA_HINT) from error
-        except OSError as error:
-            self.metrics.rejected.labels("storage").inc()
-            raise storage_error(error) from error
-
-
-def read_only_error() -> ApiError:
-    """The error of a service that was started without changes."""
-    return ApiError(409, "this service is read-only", "start it with --changes FOLDER to store changes")
 
 
 def _expire(waiter: "asyncio.Future[Any]") -> None:

@@ -14,14 +14,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from beamtree.files.checksums import read_checked_json, write_checked_json
-from beamtree.files.staging import folder_lock
-from beamtree.ingest.readers import scan_file
-from beamtree.ingest.sources import LINES, PARQUET, TEXT, Location, find_files
-from beamtree.query import Searcher
-from beamtree.serve.batch.files import open_histories, write_results
-from beamtree.serve.batch.job import BatchJob, BatchSummary, make_searcher
-from beamtree.serve.batch.ray_cluster import (
+from beamtree.batch.files import open_histories, write_results
+from beamtree.batch.job import BatchJob, BatchSummary, make_searcher
+from beamtree.batch.ray_cluster import (
     MAX_RETRIES,
     Cluster,
     check_versions,
@@ -29,6 +24,11 @@ from beamtree.serve.batch.ray_cluster import (
     versions,
     wait_for_worker,
 )
+from beamtree.files.checksums import read_checked_json, write_checked_json
+from beamtree.files.staging import folder_lock
+from beamtree.ingest.readers import scan_file
+from beamtree.ingest.sources import LINES, PARQUET, TEXT, Location, find_files
+from beamtree.query import Searcher
 from beamtree.storage.runs import open_model
 from beamtree.storage.settings import fingerprint
 

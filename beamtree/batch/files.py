@@ -23,6 +23,7 @@ from pathlib import Path
 
 import polars as pl
 
+from beamtree.batch.job import BatchSummary
 from beamtree.errors import explain_full_disk, short_message
 from beamtree.files.atomic import check_writable
 from beamtree.files.staging import move_into_place, staging_folder
@@ -31,7 +32,6 @@ from beamtree.ingest.readers import holds_numbers, is_integer_text, open_logs, s
 from beamtree.ingest.sources import Location, find_files
 from beamtree.ingest.times import WHITESPACE
 from beamtree.query import RecommendRequest, Searcher, parse_ids
-from beamtree.serve.batch.job import BatchSummary
 
 MAX_USERS = 1 << 16  # histories in memory
 MAX_EVENTS = 1 << 22  # events in memory, where the file is a log
