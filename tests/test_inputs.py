@@ -1,5 +1,7 @@
 """x: items, times and contexts of requests in the columns of one tensor, and histories longer than 69 events."""
 
+from dataclasses import replace
+
 import polars as pl
 import pytest
 import torch
@@ -8,6 +10,7 @@ from hypothesis import strategies as st
 
 import beamtree as bt
 from beamtree.data import HISTORY, BeforeAfter, Events
+from beamtree.data.csr import group_rows
 from beamtree.data.inputs import NO_TIME, WHOLE_HISTORY, WIDTHS, InputColumns, Inputs, history_width
 from beamtree.scorers import FactorScorer, MemoryScorer, RepeatScorer, Scorer, with_inputs
 from beamtree.scorers.factors import Factors, fold_in, newest_of_each
@@ -138,7 +141,9 @@ def test_a_search_reads_a_whole_history(monkeypatch):
     generator = torch.Generator().manual_seed(0)
     tree = bt.random_tree(80, seed=2)
     factors = Factors(torch.randn(80, 8, generator=generator), torch.rand(8, generator=generator) + 0.1, 0.01, 3.0)
-    lists = [bt.data.csr.group_rows(*torch.randint(80, (2, 400), generator=generator), 80, torch.rand(400))]
+    user, item = torch.randint(80, (2, 400), generator=generator)
+    partners = group_rows(user, item, 80, torch.rand(400, generator=generator))
+    lists = [replace(partners, columns=partners.columns.int())]
     memory = MemoryScorer.from_partners(lists, [torch.linspace(1, 0.1, 20)])
     parts = {"factors": FactorScorer.from_factors(tree, factors), "memory": memory, "repeats": RepeatScorer()}
     model = sum_of(parts, tree)
