@@ -30,7 +30,7 @@ checked when they are opened, as `files.checksums` describes.
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import compress
 from pathlib import Path
@@ -43,7 +43,7 @@ from torch import Tensor
 
 from beamtree.data.contexts import EventContexts
 from beamtree.data.events import Events
-from beamtree.data.factors import choose_factors
+from beamtree.data.factors import choose_factors, factors
 from beamtree.data.ids import Ids, sorted_ids
 from beamtree.data.views import BeforeAfter
 from beamtree.files.atomic import check_replaceable
@@ -81,6 +81,8 @@ class Prepared:
     dropped_users: Ids  # with dislikes, and without events
     pairs: Mapping[str, Tensor]  # those of PAIRS that there are
     all: BeforeAfter | None = None  # every user with all events, where the split keeps them apart
+    earlier: "Prepared | None" = None  # what was chosen for fewer events of this log is chosen for these too
+    choices: dict[str, Any] = field(default_factory=dict)  # made by validation users, by their names
 
     def __repr__(self) -> str:
         users = ", ".join(f"{self.description['users'][split]:,} {split}" for split in SPLITS)
@@ -112,9 +114,8 @@ class Prepared:
         return self.sections if self.all is None else (self.all,)
 
     def of_all_events(self) -> "Prepared":
-        """The same log as one in which all users train, and nobody validates or tests."""
-        events = self.joined(self.whole)
-        return replace(self, train=BeforeAfter(events), val=self.val.sample(0), test=self.test.sample(0), all=None)
+        """The same log, with all events for training: nothing can be chosen on its validation users."""
+        return replace(self, train=BeforeAfter(self.joined(self.whole)), earlier=self, choices={})
 
     def holds_out(self, users: object) -> bool:
         """Whether these are validation or test users of this split, or some of them."""
@@ -196,7 +197,10 @@ class Prepared:
 
     @cached_property
     def _factors(self) -> tuple[int | None, Tensor]:
-        return choose_factors(self.train.events, self.val, self.num_items)
+        if self.earlier is None:
+            return choose_factors(self.train.events, self.val, self.num_items)
+        run_length = self.earlier.run_length
+        return run_length, factors(self.train.events, self.num_items, run_length=run_length)
 
     @property
     def factors(self) -> Tensor:

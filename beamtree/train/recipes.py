@@ -188,7 +188,7 @@ def resolve_settings(data: Prepared, options: TrainingOptions) -> TrainingSettin
         raise ValueError(f"{data.folder} has one user for training and at least two are needed: prepare a longer log")
     if int(data.train.events.counts().max()) < 2:
         raise ValueError(f"no training user of {data.folder} has two events: prepare a longer log")
-    held_out = len(data.val) + len(data.test) > 0  # without, a refit would change nothing
+    held_out = len(data.val) + len(data.test) > 0 or data.all is not None  # without, a refit would change nothing
     refit = bool(recipe.parts) and held_out if options.refit is None else options.refit
     settings = TrainingSettings(
         recipe, method, beam_size, batch_size, options.epochs, options.steps, lr,
