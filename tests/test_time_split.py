@@ -12,6 +12,8 @@ import beamtree as bt
 from beamtree.data.times import MICRO
 from beamtree.ingest.report import describe_times
 from beamtree.live.refit import BEFORE
+from beamtree.live.renewal import renew
+from beamtree.parts import acceptance
 from beamtree.parts import sequence as sequence_part
 from beamtree.parts.sequence import SEQUENCE, SequenceSettings
 
@@ -47,9 +49,8 @@ def shop():
 def same(one, other):
     """Whether two models have the same parts; those without weight are not saved."""
     states = [model.scorer.drop_zero_parts().state_dict() for model in (one, other)]
-    return states[0].keys() == states[1].keys() and all(
-        torch.equal(value, states[1][name]) for name, value in states[0].items()
-    )
+    differing = [name for name, value in states[0].items() if not torch.equal(value, states[1].get(name, value + 1))]
+    return not differing and states[0].keys() == states[1].keys()
 
 
 # Which split is the default
@@ -161,11 +162,14 @@ def test_the_same_seed_gives_the_same_model_and_the_command_does_so_too(shop, tm
 
 def test_the_sequence_part_is_trained_again_for_the_steps_that_were_chosen(monkeypatch):
     settings = SequenceSettings(16, 0.2, 0.0, 1, 40, 20, None, batch_size=16)
-    trained = []
+    monkeypatch.setattr(acceptance, "choose_weights", lambda candidates, start, loss: {**start, SEQUENCE: 0.1})
+    monkeypatch.setattr(acceptance.Gain, "is_certain", lambda gain, *limits: True)
+    trained, sizes = [], []
     original = sequence_part.fit_sequence
 
     def counted(events, num_items, settings, **options):
         trained.append((len(events), num_items, settings.steps))
+        sizes.append(int(events.counts().sum()))
         return original(events, num_items, settings, **options)
 
     monkeypatch.setattr(sequence_part, "fit_sequence", counted)
@@ -175,10 +179,56 @@ def test_the_sequence_part_is_trained_again_for_the_steps_that_were_chosen(monke
     assert SEQUENCE in shop.model.scorer.names, record
     assert record["steps"] in (20, 40)
     data = shop.data
-    assert trained == [(len(data.train), data.num_items, 40), (430, data.num_items, record["steps"])]
+    assert sizes == [int(data.train.events.counts().sum()), len(LOG)]
+    assert trained == [(len(data.train), 63, 40), (430, 63, record["steps"])]
     first = shop.before_refit
     shop._measured = None
     again = shop.before_refit
     assert again is not first
     assert same(again, first)
-    assert trained[2] == (len(data.train), data.num_items, record["steps"])
+    assert trained[2] == (len(data.train), 63, record["steps"])
+
+
+# Afterwards
+
+
+def test_a_renewal_adds_events_moves_the_cut_on_and_fits_to_all_of_them(shop, tmp_path):
+    shop.save(tmp_path / "run")
+    day = START + DAY * (LENGTH + 1)
+    rows = [(f"u{user:03}", f"i{user % 60:02}" if user % 3 else "newest", day + user) for user in range(0, 430, 2)]
+    rows += [(f"v{user:03}", item, day + user) for user in range(5) for item in ("newest", "i00")]
+    today = pl.DataFrame(rows, schema=["user", "item", "time"], orient="row")
+    result = renew(tmp_path / "run", today, force=True, verbose=False)
+    assert (result.events, result.users, result.items, result.saved) == (len(rows), 5, 1, True)
+    renewed = bt.Recommender.load(tmp_path / "run")
+    data, before = renewed.data, shop.data.description["times"]
+    log = pl.concat([LOG, today])
+    assert data.description["num_events"] == len(log)
+    assert data.description["times"]["cut"] == sorted(log["time"])[len(log) - len(log) // 10] > before["cut"]
+    assert data.joined_users(data.whole) == log["user"].unique().sort().to_list()
+    assert int(data.train.events.counts().sum()) == int((log["time"] < data.description["times"]["cut"]).sum())
+    assert "newest" in renewed.recommend(["newest", "i00"], m=60)["item"].to_list()
+    held_out = result.evaluated
+    assert int(renewed.model.popularity.sum()) == len(log) - held_out
+    first = renewed.before_refit
+    assert first.popularity.tolist() == data.train.events.popularity(data.num_items).tolist()
+    assert len(renewed.evaluate(m=10).scores) > 0
+
+
+def test_a_date_stays_where_it_is_when_events_are_added(tmp_path):
+    date = START + DAY * 90
+    bt.Recommender(**QUICK).fit(LOG, split=f"time:{date}", verbose=False).save(tmp_path / "run")
+    days = [START + DAY * (LENGTH + day) for day in range(1, 10)]
+    today = pl.DataFrame({"user": ["u000"] * 9, "item": ["i01"] * 9, "time": days})
+    renew(tmp_path / "run", today, force=True, verbose=False)
+    description = bt.Recommender.load(tmp_path / "run").data.description
+    assert (description["times"]["cut"], description["num_events"]) == (date, len(LOG) + 9)
+
+
+def test_an_update_counts_every_event_once(shop, tmp_path):
+    shop.save(tmp_path / "run")
+    changed = bt.Recommender.load(tmp_path / "run")
+    rows = {"user": ["u000", "somebody"], "item": ["i01", "new1"], "time": [START + DAY * 101] * 2}
+    changed.update(pl.DataFrame(rows))
+    assert int(changed.model.popularity.sum()) == len(LOG) + 2
+    assert changed.users.names[:1] == ["somebody"]

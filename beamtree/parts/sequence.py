@@ -117,7 +117,9 @@ class SequencePart(Part):
             return best.check(step, SequenceScorer.from_items(tree, deepcopy(encoder).cpu(), vectors.cpu()))
 
         parts.cpu()  # where the tree is
-        start = parts.tables()["factors"].item_vectors(tree) if "factors" in parts.names else None
+        start = None
+        if "factors" in parts.names and (data.all is None or parts.weight_of("factors")):  # a refit has no others
+            start = parts.tables()["factors"].item_vectors(tree)
         fit_sequence(
             data.train.events,
             data.num_items,
