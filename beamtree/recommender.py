@@ -324,7 +324,8 @@ class Recommender:
             )
         with Reporter(verbose and backend.is_first) as report:
             with backend.guard():
-                data, own = open_log(log, options.seed, reading, report.stage)
+                fits_again = bool(check_options(options).parts)  # otherwise nothing would see the newest events
+                data, own = open_log(log, options.seed, reading, report.stage, None if fits_again else "halves")
                 settings = resolve_settings(data, options)
             for line in describe_log(data.description):
                 report.line(line)

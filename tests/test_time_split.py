@@ -9,6 +9,7 @@ import torch
 from command import beamtree
 
 import beamtree as bt
+from beamtree.cli import train as train_command
 from beamtree.data.times import MICRO
 from beamtree.ingest.report import describe_times
 from beamtree.live.refit import BEFORE
@@ -80,6 +81,11 @@ def test_a_clock_and_enough_users_make_a_split_by_time(tmp_path, log, options, s
     if split is None and "split" not in options:
         asked = {**options, "split": "halves"}
         assert bt.prepare(log, tmp_path / "halves", **asked)["fingerprint"] == described["fingerprint"]
+
+
+def test_a_network_that_is_not_fitted_again_sees_the_newest_events():
+    deep = bt.Recommender(recipe="deep", steps=1, beam_size=10).fit(LOG, verbose=False)
+    assert "split" not in deep.data.description["settings"]
 
 
 def test_dates_and_unix_times_are_a_clock_and_the_report_says_so(tmp_path):
@@ -187,6 +193,23 @@ def test_the_sequence_part_is_trained_again_for_the_steps_that_were_chosen(monke
     assert again is not first
     assert same(again, first)
     assert trained[2] == (len(data.train), 63, record["steps"])
+
+
+def test_a_run_that_was_killed_between_the_fits_is_the_same_when_it_continues(shop, tmp_path, monkeypatch):
+    words = ["train", str(shop.data.folder), "--steps", "4", "--beam-size", "20", "--batch-size", "20"]
+    beamtree(*words, "--out", "whole", folder=tmp_path)
+
+    def killed(*given, **named):
+        raise OSError("killed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(train_command, "refit_to_all", killed)
+        assert beamtree(*words, "--out", "run", folder=tmp_path, check=False).returncode == 2
+    beamtree(*words, "--out", "run", "--resume", folder=tmp_path)
+    one, other = (bt.Recommender.load(tmp_path / name) for name in ("run", "whole"))
+    assert same(one.model, other.model)
+    assert one.model.tree.items().tolist() == other.model.tree.items().tolist()
+    assert int(one.model.popularity.sum()) == len(LOG)
 
 
 # Afterwards

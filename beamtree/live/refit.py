@@ -26,7 +26,7 @@ from beamtree.model import TreeModel
 from beamtree.parts import PARTS, Part
 from beamtree.progress import OnProgress, no_progress
 from beamtree.scorers import FactorScorer, MemoryScorer, Scorer, as_sum
-from beamtree.storage.runs import TABLES, table_file
+from beamtree.storage.runs import table_file
 from beamtree.train.backend import current_backend
 from beamtree.tree import PAD, Tree
 
@@ -146,7 +146,7 @@ def on_new_tree(model: TreeModel, tree: Tree) -> TreeModel:
 
 def builder_of_run(folder: Path, run: Mapping[str, Any]) -> Build | None:
     """What builds the tree of a run from its log; None where that is not known."""
-    tables = {name: table_file(folder, name, run) for name in TABLES}
+    tables = {name: table_file(folder, name, run) for name in run.get("tree_tables", ())}
     try:
         build = tree_builder(str(run["tree"]), **tables)
     except (KeyError, ValueError):  # a tree or a function that was passed in Python

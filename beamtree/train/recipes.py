@@ -111,6 +111,7 @@ class TrainingSettings:
 
     def describe(self, data: Path, options: TrainingOptions) -> dict[str, Any]:
         """The content of run.json, which a resumed run must share; `tree`, `items` and `vectors` as text."""
+        tables = [name for name in ("items", "vectors") if getattr(options, name) is not None]
         names = ("batch_size", "epochs", "steps", "lr", "optimizer", "seed", "device", "refit", "sequence")
         return {
             "data": str(data.resolve()),
@@ -123,6 +124,7 @@ class TrainingSettings:
             "beam_size": self.beam_size,
             **self.method.describe(),
             **{name: getattr(self, name) for name in names},
+            **({"tree_tables": tables} if tables else {}),
         }
 
     def num_steps(self, data: Prepared) -> int:
