@@ -250,7 +250,19 @@ def load_data(folder: str | Path) -> Prepared:
         for file in (DROPPED_ITEMS, DROPPED_USERS)
     )
     pairs = {file: _map(folder / file, torch.int64, dim=2) for file in PAIRS if file in description["files"]}
-    data = Prepared(folder, description, train, val, test, items, users, dropped_items, dropped_users, pairs, *whole)
+    data = Prepared(
+        folder,
+        description,
+        train,
+        val,
+        test,
+        items,
+        users,
+        dropped_items,
+        dropped_users,
+        pairs,
+        whole[0] if whole else None,
+    )
     if all(is_read_fully(each.nbytes) for each in pairs.values()):
         check_pairs(data)
     return data

@@ -104,28 +104,26 @@ def refit_to_all(
     if len(data.test):
         result = backend.evaluate(model, data.test, beam_size=default_beam_size(max(CUTS)), m=CUTS)
         measured["scores"] = result.records()
-    events = data.joined(data.whole)
     if data.all is not None:
-        tree = build and (lambda: build(data.of_all_events()))
-        return _fit_again(model, data, events, seed, on_progress, parts, tree), measured
+        return _fit_again(model, data, data.of_all_events(), seed, on_progress, parts, build), measured
     factors = model.scorer.scorers().get("factors")
     start = factors if isinstance(factors, FactorScorer) else None
-    return refit_parts(model, data, events, seed, on_progress, start=start, parts=parts), measured
+    return refit_parts(model, data, data.joined(data.whole), seed, on_progress, start=start, parts=parts), measured
 
 
 def _fit_again(
     model: TreeModel,
     data: Prepared,
-    events: Events,
+    fitted: Prepared,
     seed: int,
     on_progress: OnProgress,
     parts: Sequence[Part],
-    tree: Callable[[], Tree] | None,
+    build: Build | None,
 ) -> TreeModel:
-    """The model on a new tree, with all of its parts fitted and trained again to some events."""
-    if tree is not None and _can_change_tree(model, data, parts):
-        model = on_new_tree(model, tree())
-    return refit_parts(model, data, events, seed, on_progress, parts=parts, again=True)
+    """The model on a new tree, with all of its parts fitted and trained again to the training events of `fitted`."""
+    if build is not None and _can_change_tree(model, data, parts):
+        model = on_new_tree(model, build(fitted))
+    return refit_parts(model, data, fitted.train.events, seed, on_progress, parts=parts, again=True)
 
 
 def _can_change_tree(model: TreeModel, data: Prepared, parts: Sequence[Part]) -> bool:
@@ -186,8 +184,7 @@ def before_refit(
 ) -> TreeModel:
     """The model as it was before it was fitted to all users; items that were added later are hidden."""
     if data.all is not None:
-        tree = build and (lambda: build(data))
-        result = _fit_again(model, data, data.train.events, seed, on_progress, parts, tree)
+        result = _fit_again(model, data, data, seed, on_progress, parts, build)
     else:
         result = refit_parts(model, data, data.train.events, seed, on_progress, parts=parts)
     added = range(data.num_items, model.tree.num_items)
