@@ -30,7 +30,7 @@ from beamtree.kernels.threads import ChangeLock
 from beamtree.live import LiveModel, NewItem
 from beamtree.live.content import added_report
 from beamtree.live.live_model import ItemCounts, SavedChanges
-from beamtree.live.refit import before_refit, model_to_measure, refit_report, refit_to_all, seed_of
+from beamtree.live.refit import before_refit, builder_of_run, model_to_measure, refit_report, refit_to_all, seed_of
 from beamtree.live.saved import load_changes, read_items, read_vectors, save_changes
 from beamtree.live.update import update_model
 from beamtree.live.users import Users
@@ -218,8 +218,14 @@ class Recommender:
             return model
         if self._measured is None or self._measured[0] is not model:
             log.info("Fitting the closed form to the training users alone, as it was before the refit.")
-            self._measured = model, before_refit(model, self.data, seed_of(self._run), parts=self._options.parts)
+            build = self._build_tree if self._loaded is None else builder_of_run(self._loaded, self._run)
+            seed, parts = seed_of(self._run), self._options.parts
+            self._measured = model, before_refit(model, self.data, seed, parts=parts, build=build)
         return self._measured[1]
+
+    def _build_tree(self, data: Prepared) -> Tree:
+        """The tree of a log, as `fit` builds it."""
+        return self._build(data, self._options.arity, self._options.seed)
 
     @property
     def data(self) -> Prepared:
@@ -290,9 +296,11 @@ class Recommender:
             min_events: drop users with fewer events. Default: keep all.
             min_item_events: drop items with fewer events. What users did with them stays known, for `exclude_seen`.
                 Default: 1.
-            split: halves, leave-one-out or time:DATE, as in `prepare`. Default: halves.
-            val_users: number of validation users. Default: 5 %, at most 1,000.
-            test_users: number of test users. Default: 5 %, at most 1,000.
+            split: halves, leave-one-out, time, time:30d or time:DATE, as in `prepare`. Default: time, which holds out
+                the newest tenth of the events, where times are dates or Unix times and at least 200 users have events
+                before and after that; halves elsewhere. After a split by time all is fitted again, to all events.
+            val_users: number of validation users. Default: 5 %, at most 1,000; at most 2,000 if the split is by time.
+            test_users: number of test users. Default: 5 %, at most 1,000; a quarter of them if the split is by time.
             on_step: called with the steps done, the total and the loss.
             on_check: called with the steps done and the recall on validation users.
             verbose: print a report and progress on standard error; if the logger "beamtree" shows INFO, they go there.
@@ -316,7 +324,8 @@ class Recommender:
             )
         with Reporter(verbose and backend.is_first) as report:
             with backend.guard():
-                data, own = open_log(log, options.seed, reading, report.stage)
+                fits_again = bool(check_options(options).parts)  # otherwise nothing would see the newest events
+                data, own = open_log(log, options.seed, reading, report.stage, None if fits_again else "halves")
                 settings = resolve_settings(data, options)
             report.write(*describe_log(data.description))
             files: dict[str, Any] = {
@@ -325,7 +334,7 @@ class Recommender:
             run = settings.describe(data.folder, replace(options, tree=self._tree_name, **files))
             backend.check_equal(**{**run, "data": data.train.fingerprint()})
             report.write(f"Building a {self._tree_name} tree over {data.num_items:,} items.")
-            tree = self._build(data, options.arity, options.seed)
+            tree = self._build_tree(data)
             catalogue = None if about_items is None else read_items(about_items, {}, None, data.items)
             model = build_model(settings, data, tree, report.progress, catalogue)
 
@@ -339,7 +348,10 @@ class Recommender:
             report.write(*parts_report(model.scorer, settings.parts), result)
             if settings.refit:
                 report.stage("Fitting to all users")
-                model, measured = refit_to_all(model, data, settings.seed, report.progress, settings.parts_from_outside)
+                before = model
+                model, measured = refit_to_all(
+                    model, data, settings.seed, report.progress, settings.parts_from_outside, self._build_tree
+                )
                 run["training"] = {"before_refit": measured}
                 report.write(*refit_report(model, measured, data))
             self._data, self._model, self._run, self.progress = data, model, run, progress
@@ -347,6 +359,8 @@ class Recommender:
             self._tables = {name: table for name, table in tables.items() if not isinstance(table, Path)}
             self._data_source, self._owns_data, self._live, self._loaded = None, own, None, None
             self._read_catalogue, self._masks, self._measured = None, MaskCache(), None
+            if settings.refit and data.all is not None:  # fitting it again takes as long as it did
+                self._measured = model, before.eval()
             if about_items is not None:
                 report.write(*added_report(self._update_items(about_items, similar=False).new))
             report.write(f"Fitted in {clock(time_now() - began)}.")

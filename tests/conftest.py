@@ -139,7 +139,7 @@ def market_folder(build_once):
     def build(folder):
         size = ["--users", "300", "--items", "150", "--events", "6000"]
         beamtree("simulate", "--out", "market.parquet", *size, folder=folder)
-        beamtree("prepare", "market.parquet", "--out", "prepared", folder=folder)
+        beamtree("prepare", "market.parquet", "--out", "prepared", "--split", "halves", folder=folder)
         beamtree(*MARKET_TRAIN, folder=folder)
 
     return build_once("market", build)

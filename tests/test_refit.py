@@ -75,11 +75,11 @@ def test_all_events_of_a_user_count_once(tmp_path, split, users):
     log = cyclic_log().with_columns(rating=pl.int_range(pl.len()) % 3 + 1, place=pl.col("item").str.slice(2))
     bt.prepare(log, tmp_path / "data", split=split, weight="rating", context="place", **users)
     data = bt.load_data(tmp_path / "data")
-    for count in (2, 3):
-        events, names = data.joined(data.sections[:count]), data.joined_users(data.sections[:count])
+    for sections in (data.sections[:2], data.sections, data.whole):
+        events, names = data.joined(sections), data.joined_users(sections)
         assert len(names) == len(set(names)) == len(events)
         longest = {}
-        for view in data.sections[:count]:
+        for view in sections:
             for row, name in enumerate(view.user_names()):
                 start, stop = view.events.offsets[row : row + 2].tolist()
                 if stop - start >= len(longest.get(name, ([],))[0]):
@@ -95,7 +95,7 @@ def test_all_events_of_a_user_count_once(tmp_path, split, users):
             assert torch.equal(events.items[span], longest[name][0])
             assert torch.equal(events.weights[span], longest[name][1])
             assert torch.equal(events.contexts.number[span], longest[name][2])
-    if split == "halves" or (split == "leave-one-out" and not users):  # otherwise the last of some are not stored
+    if split != "leave-one-out" or not users:  # otherwise the last of some are not stored
         by_user = log.sort("user", "time").group_by("user", maintain_order=True).agg("item").rows()
         items = {name: [data.items[number] for number in row] for name, row in rows_of(events, names).items()}
         assert items == dict(by_user)
@@ -245,8 +245,8 @@ def test_a_refit_is_left_out_where_it_would_change_nothing(data):
 
 
 def test_a_split_that_does_not_keep_all_events_is_told(capsys):
-    bt.Recommender(**QUICK).fit(cyclic_log(), split="time:8")
-    stored = 120 * 8 + (6 + 6) * 4  # the later events are those of validation and test users alone
+    bt.Recommender(**QUICK).fit(cyclic_log(), split="leave-one-out", val_users=6, test_users=6)
+    stored = 120 * 10 + 6 * 2  # the last events are those of test users, who also validate
     line = f"Fitted the closed form again, to {stored:,} of 1,440 events; the split does not keep the rest."
     assert line in capsys.readouterr().err
 
@@ -276,7 +276,7 @@ def test_a_run_that_was_killed_before_its_refit_is_refitted_when_it_continues(da
     words = ["train", str(data.folder), "--steps", "4", "--beam-size", "20", "--batch-size", "20"]
     beamtree(*words, "--out", "whole", folder=tmp_path)
 
-    def killed(*given):
+    def killed(*given, **named):
         raise OSError("killed")
 
     with monkeypatch.context() as patch:

@@ -573,9 +573,6 @@ def test_only_models_with_closed_form_parts_and_open_logs_are_renewed(fitted, tm
     bt.Recommender(steps=1, recipe="deep").fit(LOG, verbose=False).save(tmp_path / "deep")
     with pytest.raises(ValueError, match="no closed-form parts"):
         renew(tmp_path / "deep", TODAY)
-    bt.Recommender(steps=0).fit(LOG, split="time:8", verbose=False).save(tmp_path / "dated")
-    with pytest.raises(ValueError, match="split at a date"):
-        renew(tmp_path / "dated", TODAY)
 
 
 def test_a_run_keeps_its_log_of_training(run):

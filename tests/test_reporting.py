@@ -43,13 +43,14 @@ def test_fit_reports_rows_columns_what_was_dropped_and_what_was_reached(log, unc
     fitted(log)
     shown = capsys.readouterr()
     assert shown.out == ""
-    first, counts, dropped, left, few, building, reached, last = shown.err.splitlines()
+    first, counts, dropped, times, left, few, building, reached, last = shown.err.splitlines()
     assert first == f"Read {len(log)} rows: user user, item item, time time; not used: rating."
     assert counts == (
         "Every row counts as one event, whatever the unused columns say; with weight=rating events count by their "
         "rating."
     )
     assert dropped == "Dropped 1 rows without a user."
+    assert times == "The times of this log are only an order."
     assert left.startswith(f"40 users, 12 items and {len(log) - 1} events are left; 2 users validate and 2 test")
     assert few.startswith(
         "Only 2 users to measure: the 95 % interval of recall is about ± 35 points; prepare with more"

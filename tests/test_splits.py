@@ -2,6 +2,7 @@
 
 import sys
 from collections import Counter
+from datetime import datetime, timedelta
 
 import numpy as np
 import polars as pl
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from sample_logs import write_log
 
 from beamtree.data import load_data
-from beamtree.data.prepared import SPLITS
+from beamtree.data.prepared import SECTIONS, SPLITS
 from beamtree.ingest import arrays
 from beamtree.ingest.prepare import prepare
 from beamtree.ingest.splits import eval_events
@@ -59,11 +60,21 @@ def leave_one_out(log):
 
 
 def time_split(log, date):
-    """The same; for validation and testing, of all users who could be drawn."""
+    """The same; for validation and testing, of all users who could be drawn. `all` has everybody."""
     before = {user: [event for event in events if event[1] < date] for user, events in log.items()}
     both = {user: (log[user], len(before[user])) for user in log if 0 < len(before[user]) < len(log[user])}
     train = {user: (events, len(events) // 2) for user, events in before.items() if events}
-    return {"train": train, "val": both, "test": both}
+    whole = {user: (events, len(events) // 2) for user, events in log.items()}
+    return {"train": train, "val": both, "test": both, "all": whole}
+
+
+def by_training(log, date):
+    """The items in the order of their numbers: how often they were chosen in training, then afterwards, then by id."""
+    before, sold = Counter(), Counter()
+    for events in log.values():
+        before.update(item for item, time in events if time < date)
+        sold.update(item for item, _ in events)
+    return sorted(sold, key=lambda item: (-before[item], -sold[item], item))
 
 
 def told(folder):
@@ -72,8 +83,7 @@ def told(folder):
     times = torch.from_numpy(np.load(folder / "times.npy")) if (folder / "times.npy").exists() else None
     names = iter(data.users.names)
     found = {}
-    for split in SPLITS:
-        view = getattr(data, split)
+    for split, view in zip(SECTIONS, data.stored, strict=False):
         found[split] = {}
         for row in range(len(view)):
             start, stop = view.events.offsets[row : row + 2].tolist()
@@ -125,28 +135,86 @@ def test_the_split_by_time_is_as_defined(tmp_path_factory, rows, date, few, at_o
     log = by_user(clean(rows, 2, few)[0])
     expected = time_split(log, date)
     train = expected["train"]
-    kept = {user: log[user] for user in train}
-    sold = Counter(item for events in kept.values() for item, _ in events)
     options = {"min_events": 2, "min_item_events": few, "split": f"time:{date}"}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(arrays, "EVENTS_AT_ONCE", at_once)
-        if len(train) < 2 or len(sold) < 2 or not expected["test"]:
-            with pytest.raises(ValueError, match=r"two items are needed|all events, which are|no user has events both"):
+        items = {item for events in log.values() for item, _ in events}
+        if len(train) < 2 or len(items) < 2 or not expected["test"]:
+            with pytest.raises(ValueError, match=CANNOT_CUT):
                 prepare(path, folder / "out", **options)
             return
         description = prepare(path, folder / "out", **options)
-    found = told(folder / "out")
-    assert found["train"] == train
-    assert len(found["test"]) == 1
-    assert len(found["val"]) == min(1, len(expected["val"]) - 1)
+    check_time_split(folder / "out", log, date)
+    assert description["times"] == {"unit": None, "first": first(log), "last": last(log), "cut": date}
+
+
+CANNOT_CUT = "two items are needed|all events, which are|no user has events both|two users with events before"
+
+
+def first(log):
+    return min(time for events in log.values() for _, time in events)
+
+
+def last(log):
+    return max(time for events in log.values() for _, time in events)
+
+
+def check_time_split(folder, log, date):
+    """Compare a prepared folder with the definition."""
+    found, expected, data = told(folder), time_split(log, date), load_data(folder)
+    assert found["train"] == expected["train"]
+    assert found["all"] == expected["all"]
+    both = len(expected["val"])
+    test = min(1000, max(1, both // 4))
+    assert (len(found["test"]), len(found["val"])) == (test, min(2000, both - test))
     assert not found["val"].keys() & found["test"].keys()
     for split in ("val", "test"):
         assert found[split] == {user: expected[split][user] for user in found[split]}
-    assert load_data(folder / "out").items.names == sorted(sold, key=lambda item: (-sold[item], item))
-    assert (description["num_users"], description["num_events"]) == (len(train), sold.total())
-    late = {user: events for user, events in log.items() if user not in train}
-    assert description["report"]["users_without_training_events"] == len(late)
-    assert description["report"]["events_of_users_without_training_events"] == sum(map(len, late.values()))
+    assert data.items.names == by_training(log, date)
+    counts = data.description["num_users"], data.description["num_events"]
+    assert counts == (len(log), sum(map(len, log.values())))
+    assert data.joined_users(data.whole) == sorted(log) == data.distinct_users.names
+    for user in log:
+        assert [data.items[number] for number in history_of_user(data, user).items] == [item for item, _ in log[user]]
+
+
+DAY, START = 86_400, 1_600_000_000  # seconds
+UNITS = {"seconds": 1, "milliseconds": 1000, "nanoseconds": 10**9, "dates": 10**6}  # per second, as stored
+POINTS = {"time:1d": 1, "time:48h": 2, "time:1w": 7}  # and their days
+
+
+@settings(max_examples=40)
+@given(
+    rows=rows,
+    unit=st.sampled_from(list(UNITS)),
+    point=st.sampled_from(["time", *POINTS]),
+    at_once=st.sampled_from([3, 1 << 24]),
+)
+def test_the_cut_is_before_the_newest_tenth_or_a_period_before_the_end(tmp_path_factory, rows, unit, point, at_once):
+    folder = tmp_path_factory.mktemp("log")
+    clock = {day: (START + DAY * day) * UNITS[unit] for day in range(10)}
+    log = by_user([(user, item, clock[day]) for user, item, day in dict.fromkeys(rows)])
+    days = sorted(day for _, _, day in dict.fromkeys(rows))
+    cut = days[-max(1, len(days) // 10)] if point == "time" else days[-1] - POINTS[point] + 1
+    date = clock.get(cut, -1)
+    given = [(user, item, datetime(1970, 1, 1) + timedelta(seconds=START + DAY * day)) for user, item, day in rows]
+    if unit != "dates":
+        given = [(user, item, clock[day]) for user, item, day in rows]
+    path, expected = write_log(folder, given), time_split(log, date)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(arrays, "EVENTS_AT_ONCE", at_once)
+        if cut <= days[0] or len(expected["train"]) < 2 or not expected["test"]:
+            with pytest.raises(ValueError, match=CANNOT_CUT):
+                prepare(path, folder / "out", split=point)
+            return
+        description = prepare(path, folder / "out", split=point)
+    if point == "time":
+        check_time_split(folder / "out", log, date)
+    else:  # the cut is just after the period begins: on whole days, the same
+        assert told(folder / "out")["all"] == expected["all"]
+        assert told(folder / "out")["train"] == expected["train"]
+    assert description["times"]["unit"] == UNITS[unit]
+    assert description["settings"]["split"] == point
 
 
 # In the head
@@ -185,14 +253,14 @@ def test_fewer_users_may_validate_and_test(tmp_path):
     assert found[0] != found[2]
     for split, options in (("leave-one-out", {"val_users": 4}), ("time:3", {"val_users": 1, "test_users": 3})):
         prepare(path, tmp_path / "out", min_events=2, split=split, **options)
-    assert {split: len(users) for split, users in told(tmp_path / "out").items()} == {"train": 4, "val": 1, "test": 3}
+    assert load_data(tmp_path / "out").description["users"] == {"train": 4, "val": 1, "test": 3, "all": 4}
 
 
 def test_users_are_known_by_the_events_that_the_split_keeps(tmp_path):
     path = write_log(tmp_path, LOG)
     expected = {
         "halves": {"train": 6, "val": 6, "test": 6},
-        "time:3": {"train": 3, "val": 6, "test": 6},
+        "time:3": {"train": 3, "val": 6, "test": 6, "all": 6},
         "leave-one-out": {"train": 4, "val": 5, "test": 6},
     }
     for split, lengths in expected.items():
@@ -201,9 +269,9 @@ def test_users_are_known_by_the_events_that_the_split_keeps(tmp_path):
         )
         data, sections = load_data(tmp_path / "out"), told(tmp_path / "out")
         for user in "abcd":
-            last = [name for name in SPLITS if user in sections[name]][-1]
+            last = [name for name in sections if user in sections[name]][-1]
             assert len(history_of_user(data, user).items) == lengths[last], (split, user)
-        assert {name for name in SPLITS if sections[name]} == set(SPLITS)
+        assert all(sections.values())
 
 
 # Bad input
@@ -212,8 +280,9 @@ def test_users_are_known_by_the_events_that_the_split_keeps(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"split": "thirds"}, "split=thirds: choose halves, leave-one-out or time:DATE"),
+        ({"split": "thirds"}, "split=thirds: choose halves, leave-one-out, time, time:30d or time:DATE"),
         ({"split": "time:"}, "split=time:: choose halves"),
+        ({"split": "time:30d"}, "the times of the log are only an order: choose time, time:NUMBER or halves"),
         ({"split": "time:soon"}, "'soon' cannot be read; the times of the log are numbers"),
         ({"split": "time:2020-12-31"}, "'2020-12-31' cannot be read; the times of the log are numbers"),
         ({"split": "time:0"}, "split=time:0 is before all events, which are from 0 to 5"),
@@ -272,7 +341,7 @@ def test_the_command_says_which_protocol(tmp_path):
     assert "rows of items with fewer than 2 events" in done.stdout
     done = beamtree(*words, "--split", "time:3", folder=tmp_path)
     assert "Split: time: events from 3 on are to be predicted" in done.stdout
-    assert "rows of users who have none before 3" in done.stdout
+    assert "The times of this log are only an order" in done.stdout
     assert beamtree(*words, "--split", "thirds", folder=tmp_path, check=False).returncode == 2
 
 

@@ -12,7 +12,7 @@ from beamtree.cli.serve import serve_run as serve
 from beamtree.cli.train import train
 from beamtree.closed_form import als
 from beamtree.data.views import HISTORY
-from beamtree.ingest import splits
+from beamtree.ingest import clock, splits
 from beamtree.ingest.prepare import prepare
 from beamtree.parts import sequence
 from beamtree.recommender import Recommender
@@ -126,8 +126,12 @@ def test_how_a_log_is_split():
     assert "Users with few events are kept" in page
     assert argument(prepare, "min_events") in (None, 1)
     assert argument(Recommender.fit, "min_events") is None
-    assert f"`{splits.HALVES}` is the paper's protocol and the default" in page
-    assert argument(prepare, "split") == splits.HALVES
+    assert f"at least {splits.MIN_CUT_USERS} users have events before and after the cut" in page
+    assert f"a quarter, at most {splits.MAX_EVAL_USERS:,}, test, and at most {splits.MAX_VAL_USERS:,} others" in page
+    assert (splits.TEST_FRACTION, clock.NEWEST) == (4, 10)
+    assert f"Elsewhere the default is `{splits.HALVES}`" in page
+    assert argument(prepare, "split") is None
+    assert argument(Recommender.fit, "split") is None
 
 
 def test_the_settings_of_a_service():

@@ -128,7 +128,7 @@ def test_live_events_are_on_the_same_days():
 def test_a_made_up_market_is_split_at_a_date(market_folder, tmp_path):
     log = str(market_folder / "market.parquet")
     done = beamtree("prepare", log, "--out", "out", "--split", "time:2024-06-01", folder=tmp_path)
-    assert "events from 2024-06-01 on are to be predicted" in done.stdout
+    assert "events of the last 190 days, from 2024-06-01 on, are to be predicted" in done.stdout
     moment = datetime.datetime(2024, 6, 1, tzinfo=datetime.UTC).timestamp()
     data = load_data(tmp_path / "out")
     times = np.load(tmp_path / "out" / "times.npy")

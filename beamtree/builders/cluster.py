@@ -1,6 +1,6 @@
 """A balanced tree over similar items: balanced k-means of their vectors, refined by which users chose them."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ CATEGORY_WEIGHT = 1e6  # how often items must be chosen before their category mo
 USERS = 500  # whose histories decide between trees
 POWER_ITERATIONS = 10  # per split
 KMEANS_ROUNDS = 5  # of balanced k-means after it
+CHOICE = "cluster tree"  # the name of the choice
 SHARED_ROUNDS = 2  # of moving items to the side of the items that they are chosen with
 
 
@@ -60,7 +61,18 @@ def cluster_tree(
         trees.append(Tree(torch.where(slots == PAD, PAD, order[slots.clamp(min=0)]), arity))
     if not len(data.val):
         return trees[-1]
-    return max(trees, key=lambda tree: shared_nodes(tree, data.val))
+    return trees[_choose(trees, data, vectors=vectors, categories=categories, arity=arity, seed=seed)]
+
+
+def _choose(trees: list[Tree], data: Prepared, **options: Any) -> int:
+    """The tree that is best for the validation users; where all events are in training, the one chosen before that."""
+    if data.earlier is not None:
+        if CHOICE not in data.earlier.choices:
+            cluster_tree(data.earlier, **options)
+        return int(data.earlier.choices[CHOICE])
+    shares = [shared_nodes(tree, data.val) for tree in trees]
+    data.choices[CHOICE] = shares.index(max(shares))
+    return int(data.choices[CHOICE])
 
 
 def vector_tree(vectors: Tensor, *, arity: int = 2, seed: int = 0) -> Tree:

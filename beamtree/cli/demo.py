@@ -49,7 +49,7 @@ def demo(
     _heading("1. Simulate a market: users with a few interests each, and items that match them")
     simulate(market, users=users, items=items, events=users * 20)
     _heading("2. Prepare the log: clean it, and split it into training, validation and test users")
-    prepare([str(market)], prepared)
+    prepare([str(market)], prepared, split="halves")
     and_more = ", and train a network on the nodes of the beam" if epochs else ""
     _heading(f"3. Build a tree over the items, and fit the closed form{and_more}")
     train(prepared, run, beam_size=100, batch_size=50, epochs=epochs or None)

@@ -29,7 +29,7 @@ from beamtree.evaluate.slices import SEGMENTS
 from beamtree.files.atomic import write_json
 from beamtree.ingest.columns import LogColumns
 from beamtree.kernels.threads import use_threads
-from beamtree.live.refit import before_refit, model_to_measure, seed_of
+from beamtree.live.refit import before_refit, builder_of_run, model_to_measure, seed_of
 from beamtree.live.saved import load_changes
 from beamtree.model import TreeModel
 from beamtree.research.baselines import BASELINES, build
@@ -180,7 +180,12 @@ def honest_model(
         state = run.resolve(), fingerprint(run), saved
         if _BEFORE.get("run") != state:
             with percent("the model before the refit") as on_progress:
-                _BEFORE.update(run=state, model=before_refit(served, training, seed_of(settings), on_progress))
+                _BEFORE.update(
+                    run=state,
+                    model=before_refit(
+                        served, training, seed_of(settings), on_progress, build=builder_of_run(run, settings)
+                    ),
+                )
         model: TreeModel = _BEFORE["model"]
         return model
 

@@ -13,16 +13,23 @@ from beamtree.cli.console import draw, note, out, write
 from beamtree.errors import lookup
 from beamtree.files.atomic import write_json
 from beamtree.ingest.columns import FORMATS
-from beamtree.ingest.report import describe_columns, dropped_rows, few_test_users, unused_hint
+from beamtree.ingest.report import (
+    describe_columns,
+    describe_split,
+    describe_times,
+    dropped_rows,
+    few_test_users,
+    unused_hint,
+)
 
 BAR_WIDTH = 40  # characters of the longest bar of the histogram
 SHOWN = (0.001, 0.01, 0.1, 0.5)  # points of the popularity curve; the picture and the JSON have more
 PROTOCOLS = {  # of --split
     "halves": "separate users, and the second half of each user's events is to be predicted",
     "leave-one-out": "the last event of every user is to be predicted; for validation, the last but one",
-    "time": "events from {date} on are to be predicted",
+    "time": "the newest events are to be predicted",
 }
-HELD_OUT = "Default: 5 %, at most 1,000; with leave-one-out all."
+HELD_OUT = "Default: 5 %, at most 1,000; with leave-one-out all"
 
 
 def prepare(
@@ -67,18 +74,29 @@ def prepare(
         ),
     ] = None,
     split: Annotated[
-        str,
+        str | None,
         typer.Option(
             metavar="HOW",
             help="[bold]halves[/bold]: separate users for training, validation and testing; the first half of each "
             "user's events is the history, the second half is to be predicted. [bold]leave-one-out[/bold]: the last "
             "event of every user is for testing, the last but one for validation, the others for training. "
-            "[bold]time:2020-12-31[/bold]: events before a date are for training; what some users did later is for "
-            "validation and testing. Give a number instead of a date where times are not Unix times.",
+            "[bold]time[/bold]: the newest tenth of the events is held out; what some users did then is for validation "
+            "and testing, and the finished model is fitted to all events. [bold]time:30d[/bold] holds out the last 30 "
+            "days, also in hours (h) or weeks (w), and [bold]time:2020-12-31[/bold] what happened from a date on: a "
+            "number where times are not Unix times. Default: time where times are dates or Unix times and at least "
+            "200 users have events before and after that; halves elsewhere.",
         ),
-    ] = "halves",
-    val_users: Annotated[int | None, typer.Option(min=0, help=f"Number of validation users. {HELD_OUT}")] = None,
-    test_users: Annotated[int | None, typer.Option(min=0, help=f"Number of test users. {HELD_OUT}")] = None,
+    ] = None,
+    val_users: Annotated[
+        int | None,
+        typer.Option(
+            min=0, help=f"Number of validation users. {HELD_OUT}; with time all who do not test, at most 2,000."
+        ),
+    ] = None,
+    test_users: Annotated[
+        int | None,
+        typer.Option(min=0, help=f"Number of test users. {HELD_OUT}; with time a quarter, at most 1,000."),
+    ] = None,
     seed: Annotated[
         int, typer.Option(min=0, help="Draws the validation and test users: the same seed gives the same files.")
     ] = 0,
@@ -141,11 +159,13 @@ def prepare(
 def show(description: Mapping[str, Any]) -> None:
     """The content of a prepared folder, and what was dropped and why."""
     settings, report, users = (description[key] for key in ("settings", "report", "users"))
-    protocol, _, date = settings.get("split", "halves").partition(":")
+    protocol = settings.get("split", "halves").partition(":")[0]
     write(f"Columns: {describe_columns(description)}")
     if hint := unused_hint(description, "--"):
         write(f"Every row counts as one event; {hint}")
-    write(f"Split: {protocol}: {PROTOCOLS[protocol].format(date=date)}")
+    if (times := describe_times(description)) is not None:
+        write(times)
+    write(f"Split: {protocol}: {describe_split(description) or PROTOCOLS[protocol]}")
     table = Table(show_header=False)
     table.add_column()
     table.add_column(justify="right")

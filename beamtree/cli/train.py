@@ -159,7 +159,9 @@ def _train_in(
     measured = None
     if settings.refit:
         with percent("the refit to all users") as on_progress:
-            model, measured = refit_to_all(model, data, settings.seed, on_progress)
+            model, measured = refit_to_all(
+                model, data, settings.seed, on_progress, build=lambda log: build(log, run["arity"], run["seed"])
+            )
         write(*refit_report(model, measured, data))
     with current_backend().guard() as first:
         if first:

@@ -15,10 +15,11 @@
     dropped_items.txt  the ids of items in these two files that have no events in training, by id; their numbers follow
                        those of items.txt
     dropped_users.txt  the ids of users with dislikes who have no events, by id; their rows follow those of users.txt
-    items.txt          one id per line; the line is the item's number: the most events first, then by id; items that
-                       were appended come after the others
-    users.txt          one id per line, in the order of offsets: training users, then validation, then test; each by id.
-                       One user can be in several of these sections, with a copy of the events that belong there
+    items.txt          one id per line; the line is the item's number: the most events first, then by id; in a split by
+                       time the most events in training first; items that were appended come after the others
+    users.txt          one id per line, in the order of offsets: training users, then validation, then test, and in a
+                       split by time then all users; each by id. One user can be in several of these sections, with a
+                       copy of the events that belong there
     cuts.npy           int64 [U]: how many of a user's events are history, if that is not half of them
     summary.png        a picture of the description, if the command wrote one
 
@@ -29,7 +30,7 @@ checked when they are opened, as `files.checksums` describes.
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import compress
 from pathlib import Path
@@ -42,7 +43,7 @@ from torch import Tensor
 
 from beamtree.data.contexts import EventContexts
 from beamtree.data.events import Events
-from beamtree.data.factors import choose_factors
+from beamtree.data.factors import choose_factors, factors
 from beamtree.data.ids import Ids, sorted_ids
 from beamtree.data.times import common_unit
 from beamtree.data.views import BeforeAfter
@@ -62,6 +63,8 @@ FILES |= {DROPPED_ITEMS, DROPPED_USERS}
 NEEDED = {"offsets.npy", "events.npy", "items.txt", "users.txt"}
 SPLITS = ("train", "val", "test")
 CLOCK_SAMPLE = 10_000  # times by which it is seen whether they are a clock
+ALL = "all"  # the section of every user with all events, which splits by time have
+SECTIONS = (*SPLITS, ALL)
 TEXT, INTEGER = "text", "integer"  # types of ids: `id_types` of the description names that of users and of items
 
 
@@ -79,6 +82,9 @@ class Prepared:
     dropped_items: Ids  # that users chose or dislike, and that have no events in training
     dropped_users: Ids  # with dislikes, and without events
     pairs: Mapping[str, Tensor]  # those of PAIRS that there are
+    all: BeforeAfter | None = None  # every user with all events, where the split keeps them apart
+    earlier: "Prepared | None" = None  # what was chosen for fewer events of this log is chosen for these too
+    choices: dict[str, Any] = field(default_factory=dict)  # made by validation users, by their names
 
     def __repr__(self) -> str:
         users = ", ".join(f"{self.description['users'][split]:,} {split}" for split in SPLITS)
@@ -98,6 +104,20 @@ class Prepared:
     def sections(self) -> tuple[BeforeAfter, BeforeAfter, BeforeAfter]:
         """The training, validation and test users."""
         return self.train, self.val, self.test
+
+    @property
+    def stored(self) -> tuple[BeforeAfter, ...]:
+        """All sections, in the order of the rows of users; the last that has a user has the most events of theirs."""
+        return self.sections if self.all is None else (*self.sections, self.all)
+
+    @property
+    def whole(self) -> tuple[BeforeAfter, ...]:
+        """The sections that have every event between them."""
+        return self.sections if self.all is None else (self.all,)
+
+    def of_all_events(self) -> "Prepared":
+        """The same log, with all events for training: nothing can be chosen on its validation users."""
+        return replace(self, train=BeforeAfter(self.joined(self.whole)), earlier=self, choices={})
 
     def holds_out(self, users: object) -> bool:
         """Whether these are validation or test users of this split, or some of them."""
@@ -137,7 +157,7 @@ class Prepared:
 
     def _once(self, sections: Sequence[BeforeAfter]) -> list[Tensor]:
         """Which users of each section are in none of those after it [U] each."""
-        if len(self.users) == self.description.get("num_users"):  # each is in one section
+        if len(sections) == 1 or len(self.users) == self.description.get("num_users"):  # each is in one section
             return [torch.ones(len(view), dtype=torch.bool) for view in sections]
         masks, later = list[Tensor](), set[str]()
         for view in reversed(sections):
@@ -180,7 +200,10 @@ class Prepared:
 
     @cached_property
     def _factors(self) -> tuple[int | None, Tensor]:
-        return choose_factors(self.train.events, self.val, self.num_items)
+        if self.earlier is None:
+            return choose_factors(self.train.events, self.val, self.num_items)
+        run_length = self.earlier.run_length
+        return run_length, factors(self.train.events, self.num_items, run_length=run_length)
 
     @property
     def factors(self) -> Tensor:
@@ -215,25 +238,43 @@ def load_data(folder: str | Path) -> Prepared:
     types = description.get("id_types", {})  # none in older folders, whose ids are text
     items = Ids(folder / "items.txt", unique=True, integer=types.get("item") == INTEGER)
     users = Ids(folder / "users.txt", integer=types.get("user") == INTEGER)
-    ends = np.cumsum([0, *(description["users"][split] for split in SPLITS)])
+    names = sections_of(description)
+    ends = np.cumsum([0, *(description["users"][name] for name in names)])
 
     def section(index: int) -> BeforeAfter:
         first, last = ends[index], ends[index + 1]
-        name = f"{description['fingerprint']} {SPLITS[index]}"
+        name = f"{description['fingerprint']} {names[index]}"
         part = Events(offsets[first : last + 1], events, name, items, weights, times, contexts, clock)
         own_cuts = None if cuts is None else cuts[first:last]
         return BeforeAfter(part, own_cuts, user_ids=users, user_rows=range(first, last))
 
-    train, val, test = map(section, range(len(SPLITS)))
+    train, val, test, *whole = map(section, range(len(names)))
     dropped_items, dropped_users = (
         Ids(folder / file if file in description["files"] else (), unique=True)
         for file in (DROPPED_ITEMS, DROPPED_USERS)
     )
     pairs = {file: _map(folder / file, torch.int64, dim=2) for file in PAIRS if file in description["files"]}
-    data = Prepared(folder, description, train, val, test, items, users, dropped_items, dropped_users, pairs)
+    data = Prepared(
+        folder,
+        description,
+        train,
+        val,
+        test,
+        items,
+        users,
+        dropped_items,
+        dropped_users,
+        pairs,
+        whole[0] if whole else None,
+    )
     if all(is_read_fully(each.nbytes) for each in pairs.values()):
         check_pairs(data)
     return data
+
+
+def sections_of(description: Mapping[str, Any]) -> tuple[str, ...]:
+    """The names of the sections of a prepared folder, in the order of the rows of users."""
+    return SECTIONS if ALL in description["users"] else SPLITS
 
 
 def read_description(folder: Path) -> dict[str, Any]:
@@ -244,7 +285,7 @@ def read_description(folder: Path) -> dict[str, Any]:
     description = read_checked_json(path, FORMATS, REMEDY)
     users, files = description.get("users"), description.get("files")
     counts = [description.get("num_items"), description.get("num_events", 0)]
-    counts += [users.get(split) for split in SPLITS] if isinstance(users, dict) else [None]
+    counts += [users.get(split) for split in sections_of(description)] if isinstance(users, dict) else [None]
     if not all(type(count) is int and count >= 0 for count in counts):
         raise ValueError(f"{path} is damaged: a count of users, items or events is missing; {REMEDY}")
     if not isinstance(files, dict) or not NEEDED <= set(files) <= FILES or "fingerprint" not in description:
@@ -256,7 +297,7 @@ def open_arrays(folder: Path, description: Mapping[str, Any]) -> tuple[Tensor, T
     """Offsets, events and cuts, mapped to memory; a ValueError if they do not have the lengths of the description."""
     offsets, events = _map(folder / "offsets.npy", torch.int64), _map(folder / "events.npy", torch.int32)
     cuts = _map(folder / "cuts.npy", torch.int64) if "cuts.npy" in description["files"] else None
-    users = sum(description["users"][split] for split in SPLITS)
+    users = sum(description["users"][name] for name in sections_of(description))
     fits = len(offsets) == users + 1 and (cuts is None or len(cuts) == users)
     if not fits or int(offsets[0]) != 0 or int(offsets[-1]) != len(events):
         raise ValueError(f"{folder} is damaged: its arrays are not of {users:,} users; {REMEDY}")
@@ -278,7 +319,7 @@ def check_arrays(
 
 def check_pairs(data: Prepared) -> None:
     """Raise a ValueError if a pair of a user and an item is out of range, or not in order."""
-    users = len(data.train) + len(data.val) + len(data.test) + len(data.dropped_users)
+    users = sum(map(len, data.stored)) + len(data.dropped_users)
     for file, pairs in data.pairs.items():
         fits = pairs.shape[1] == 2
         if fits and len(pairs):

@@ -1,11 +1,14 @@
 """Appending new events to prepared data: old items keep their numbers, and old users their section.
 
+In a split by time the cut moves on, unless it is a date, and other users validate and test.
+
 New items are numbered after all others, the most events first. New users are drawn for validation and testing as often
 as those of the first log were. `min_events` and `min_item_events` are not applied: a new item has few events in its
 first days, and would be dropped every night. Everything is read into memory.
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,15 +21,26 @@ from beamtree.data import Ids, Prepared
 from beamtree.data.csr import entries_of_rows
 from beamtree.data.ids import check_integers
 from beamtree.data.prepared import SPLITS, id_types, write_folder
-from beamtree.data.times import convert, unix_unit
+from beamtree.data.times import MICRO, convert, unix_unit
 from beamtree.ingest.arrays import FILES, Array, CleanedLog, Read, Sections, by_section, count_targets, write_data
+from beamtree.ingest.clock import LogTimes, period_seconds
 from beamtree.ingest.columns import USUAL_COLUMNS, LogColumns
 from beamtree.ingest.contexts import check_contexts
 from beamtree.ingest.numbering import sort_events
 from beamtree.ingest.pairs import read_pairs
 from beamtree.ingest.readers import are_integers, check_lines, open_logs, read_rows
 from beamtree.ingest.sources import find_logs
-from beamtree.ingest.splits import BY_TIME, HALVES, LEAVE_ONE_OUT, TEST, TRAIN, VAL, SplitOptions, leave_one_out
+from beamtree.ingest.splits import (
+    HALVES,
+    LEAVE_ONE_OUT,
+    TEST,
+    TRAIN,
+    VAL,
+    SplitOptions,
+    cut_in_time,
+    leave_one_out,
+)
+from beamtree.ingest.times import TimeScale
 
 
 class NothingNewError(ValueError):
@@ -60,7 +74,7 @@ def append_log(
     """Write a folder of prepared data with the events of `data` and those of a new log; a NothingNewError if not one.
 
     Args:
-        data: the old data, split by halves or leave-one-out.
+        data: the old data.
         ids: of the items, those of `data` first; more may follow.
         log: new events, in any form that `prepare` takes, with the columns and kinds of events of the first log.
         out: the folder to write.
@@ -69,8 +83,9 @@ def append_log(
     """
     settings = data.description["settings"]
     split = settings.get("split", HALVES)
-    if split.startswith(BY_TIME):
-        raise ValueError(f"{data.folder} is split at a date ({split}): events can be added to halves and leave-one-out")
+    options = SplitOptions(split, None, None, settings["seed"])
+    if options.by_time and data.all is None:
+        raise ValueError(f"{data.folder} does not have all events of its users: prepare the first log again")
     wanted = columns.or_as_in(settings)
     if wanted.weight is not None and "mean_weight" not in data.description:
         raise ValueError(f"{data.folder} does not record the scale of its weights: prepare the first log again")
@@ -91,7 +106,14 @@ def append_log(
     lengths, popularity = (
         np.bincount(events[role].to_numpy(), minlength=len(texts[role])) for role in ("user", "item")
     )
-    sections = _sections(data, split, lengths, before, arrays.get("weight"))
+    times = None
+    if "times" in data.description and "time" in arrays:
+        times = LogTimes.of(arrays["time"], lengths, _scale(data.description["times"]["unit"]))
+    if options.by_time:
+        assert times is not None
+        sections = _sections_by_time(data, options, times, arrays.get("weight"))
+    else:
+        sections = _sections(data, split, lengths, before, arrays.get("weight"))
     report = data.description["report"]
     about = {
         "sources": [*data.description["sources"], *opened.names],
@@ -99,6 +121,8 @@ def append_log(
         "settings": settings,
         "report": {**report, "rows": report["rows"] + len(rows)},
     }
+    if times is not None:
+        about["times"] = times.describe(sections.cut)
     scaled = {name: data.description[name] for name in ("mean_weight",) if name in data.description}
 
     def fill(folder: Path) -> dict[str, Any]:
@@ -178,8 +202,8 @@ def _old_events(data: Prepared) -> tuple[pl.DataFrame, pl.DataFrame, Array]:
 
     A user in several sections is read from the one with the most events.
     """
-    sizes = torch.cat([part.events.counts() for part in (data.train, data.val, data.test)]).numpy()
-    sections = np.repeat(np.arange(len(SPLITS)), [len(data.train), len(data.val), len(data.test)])
+    sizes = torch.cat([part.events.counts() for part in data.stored]).numpy()
+    sections = np.repeat(np.arange(len(data.stored)), [len(part) for part in data.stored])
     owners = pl.DataFrame({"user": data.users.names, "size": sizes}).with_row_index("row")
     owners = owners.sort("size", maintain_order=True).unique("user", keep="last", maintain_order=True).sort("row")
     chosen = owners["row"].to_numpy().astype(np.int64)
@@ -213,4 +237,19 @@ def _sections(data: Prepared, split: str, lengths: Array, before: Array, weights
     section[is_new & (drawn < shares.sum())] = TEST
     section[is_new & (drawn < shares[0])] = VAL
     section[~eligible] = TRAIN  # also old users: what is to be predicted may now be in the first half
-    return Sections(np.where(section == np.arange(len(SPLITS))[:, None], lengths, 0), None)
+    return Sections(np.where(section == np.arange(len(SPLITS))[:, None], lengths, 0), None, HALVES)
+
+
+def _scale(unit: int | None) -> TimeScale:
+    """The scale of times that are so many units per second."""
+    return TimeScale(dates=unit == MICRO, unit=None if unit == MICRO else unit)
+
+
+def _sections_by_time(data: Prepared, split: SplitOptions, times: LogTimes, weights: Read | None) -> Sections:
+    """A new split at the same date, or at a later cut unless nobody has events before and after that."""
+    counts, before = data.description["users"], int(data.description["times"]["cut"])
+    split = split._replace(val_users=counts["val"], test_users=counts["test"])
+    if not split.point or period_seconds(split.point) is not None:
+        with suppress(ValueError):
+            return cut_in_time(split, split.cut(times), times, weights, fewer=True)
+    return cut_in_time(split, before, times, weights, fewer=True)

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import polars as pl
 
 from beamtree.data.ids import write_ids
-from beamtree.data.prepared import SPLITS
+from beamtree.data.prepared import SECTIONS
 from beamtree.ingest.pairs import write_pairs
 
 EVENTS_AT_ONCE = 1 << 24  # events in memory at once
@@ -43,11 +43,13 @@ class CleanedLog(NamedTuple):
 
 
 class Sections(NamedTuple):
-    """Which events go into the sections of a prepared folder (SPLITS); they may overlap."""
+    """Which events go into the sections of a prepared folder (SECTIONS, or SPLITS without the last); they overlap."""
 
-    take: Array  # how many of each user's first events; 0 if the user is not in a section [3, U]
-    cuts: Array | None  # how many of these are history [3, U]; None: half of them
+    take: Array  # how many of each user's first events; 0 if the user is not in a section [3 or 4, U]
+    cuts: Array | None  # how many of these are history, likewise; None: half of them
+    name: str  # of the split
     min_eval_events: int | None = None  # of a validation or test user, if users were selected by it
+    cut: int | None = None  # of a split by time: from when on events are to be predicted
 
 
 # Filtering
@@ -177,7 +179,7 @@ def write_data(
         "num_users": len(users),
         "num_items": len(items),
         "num_events": int(lengths.sum()),
-        "users": {name: int(count) for name, count in zip(SPLITS, taken.sum(1), strict=True)},
+        "users": {name: int(count) for name, count in zip(SECTIONS, taken.sum(1), strict=False)},
         **about,
         "summary": summarize(log.lengths, log.popularity),
         **({} if mean_weight is None else {"mean_weight": mean_weight}),
@@ -201,6 +203,15 @@ def count_targets(weights: Read | None, lengths: Array, start: Array) -> Array:
         position = np.arange(len(owner)) - np.repeat(np.cumsum(count) - count, count)
         is_target = (weights(events) > 0) & (position >= start[users][owner])
         counts[users] = np.bincount(owner[is_target], minlength=len(count))
+    return counts
+
+
+def popularity_in_training(items: Read, lengths: Array, before: Array, num_items: int) -> Array:
+    """How many of the first `before` events of each user each item has [M]."""
+    counts = np.zeros(num_items, np.int64)
+    for users, events in user_ranges(lengths):
+        runs = np.stack([before[users], lengths[users] - before[users]], axis=1).ravel()
+        counts += np.bincount(items(events)[np.repeat(np.arange(len(runs)) % 2 == 0, runs)], minlength=num_items)
     return counts
 
 

@@ -25,11 +25,16 @@ TREE_FILES = (".parquet", ".jsonl", ".ndjson")
 
 
 def open_log(
-    log: Any, seed: int, options: dict[str, Any], on_stage: Callable[[str], None] = lambda stage: None
+    log: Any,
+    seed: int,
+    options: dict[str, Any],
+    on_stage: Callable[[str], None] = lambda stage: None,
+    split: str | None = None,
 ) -> tuple[Prepared, bool]:
     """Prepared data, or a log of any kind prepared in a temporary folder; and whether it was prepared here.
 
-    The folder is removed with the data. `options` are those of `prepare`; prepared data take none.
+    The folder is removed with the data. `options` are those of `prepare`; prepared data take none. `split` is that of
+    a log for which they name none.
     """
     if isinstance(log, Prepared) or (isinstance(log, str | Path) and (Path(log) / DESCRIPTION).exists()):
         if options:
@@ -39,7 +44,8 @@ def open_log(
         from beamtree.ingest.prepare import prepare
 
     def fill(folder: Path) -> None:
-        prepare(log, folder, seed=seed, on_stage=lambda stage: on_stage(f"Preparing the log: {stage}"), **options)
+        how = {"split": split, **options}
+        prepare(log, folder, seed=seed, on_stage=lambda stage: on_stage(f"Preparing the log: {stage}"), **how)
 
     return _temporary_data(fill), True
 

@@ -29,7 +29,16 @@ import polars as pl
 from beamtree.data.prepared import id_types, write_folder
 from beamtree.errors import short_message
 from beamtree.ingest import arrays
-from beamtree.ingest.arrays import Array, CleanedLog, columns_of, k_core, mean_size, range_bounds, write_data
+from beamtree.ingest.arrays import (
+    Array,
+    CleanedLog,
+    columns_of,
+    k_core,
+    mean_size,
+    popularity_in_training,
+    range_bounds,
+    write_data,
+)
 from beamtree.ingest.columns import Kinds, LogColumns, Target
 from beamtree.ingest.contexts import check_contexts
 from beamtree.ingest.numbering import (
@@ -45,7 +54,7 @@ from beamtree.ingest.numbering import (
 )
 from beamtree.ingest.readers import LogPart, OpenedLog, are_integers, naming_unreadable, open_logs
 from beamtree.ingest.sources import FRAME, find_logs
-from beamtree.ingest.splits import HALVES, SplitOptions, split_log_events
+from beamtree.ingest.splits import HALVES, TRAIN, SplitOptions, split_log_events
 from beamtree.ingest.times import WHITESPACE
 
 OnStage = Callable[[str], None]
@@ -82,7 +91,7 @@ def prepare(
     min_events: int | None = None,
     min_item_events: int = 1,
     min_eval_events: int | None = None,
-    split: str = "halves",
+    split: str | None = None,
     val_users: int | None = None,
     test_users: int | None = None,
     seed: int = 0,
@@ -112,9 +121,12 @@ def prepare(
         min_item_events: items with fewer are dropped; then users and items again, until all have enough.
         min_eval_events: minimum of events of validation and test users of `halves`; unless given `min_events`, or 10,
             or fewer if too few users have 10.
-        split: halves, leave-one-out or time:DATE, see `splits`.
-        val_users: how many validate; unless given, 5 % of the eligible users, at most 1,000; with leave-one-out all.
-        test_users: how many test; the same unless given.
+        split: halves, leave-one-out, time, time:30d or time:DATE, see `splits`. Default: time, which holds out the
+            newest tenth of the events, where the log has a clock and at least 200 users have events before and after
+            that; halves elsewhere.
+        val_users: how many validate; unless given, 5 % of the eligible users, at most 1,000; with leave-one-out all; in
+            a split by time all who do not test, at most 2,000.
+        test_users: how many test; the same unless given, but in a split by time a quarter, at most 1,000.
         seed: draws these users; same seed, same files.
         engine: runs the work, here unless given; `beamtree.batch` has one for Ray. The files are the same.
         on_stage: called with the name of each stage.
@@ -125,6 +137,8 @@ def prepare(
         raise ValueError(f"min_item_events={min_item_events} must be at least 1")
     if min_eval_events is None and min_events is not None:
         min_eval_events = max(2, min_events)
+    elif min_eval_events is not None and split is None:
+        split = HALVES
     options = SplitOptions(split, val_users, test_users, seed, min_eval_events)
     options.check()
     least = max(min_events or 1, options.min_train_events)
@@ -138,7 +152,7 @@ def prepare(
         on_stage(f"opening {len(logs):,} {'log' if len(logs) == 1 else 'logs'}")
         log = open_logs(logs, columns, names)
         log = log._replace(scale=options.with_unit(log.events, log.scale))
-        options.cutoff(log.scale)  # so that a wrong date is an error now, and not after an hour of work
+        options.check_times(log.scale)  # so that a wrong date is an error now, and not after an hour of work
         return _fill(folder, log, least, min_item_events, options, engine, on_stage)
 
     with _translate_errors(Path(out)):
@@ -183,11 +197,14 @@ def _fill(
     if min_item_events > 1:
         on_stage("dropping items and users with few events")
         cleaned = k_core(cleaned, min_events, min_item_events, work)
-    _check_enough(cleaned, min_events, report)
-    cleaned, sections = split_log_events(split, cleaned, work, log.scale)
     num_users, num_items = _check_enough(cleaned, min_events, report)
+    sections, times = split_log_events(split, cleaned, work, log.scale)
     on_stage(f"writing {num_users:,} users with {cleaned.lengths.sum():,} events")
     columns, items = columns_of(work), np.argsort(-cleaned.popularity, kind="stable")[:num_items]
+    if sections.cut is not None:  # items that are chosen only after the cut come after the others
+        lengths, before = cleaned.lengths[cleaned.lengths > 0], sections.take[TRAIN]
+        popularity = popularity_in_training(columns["item"], lengths, before, len(cleaned.popularity))
+        items = items[np.argsort(-popularity[items], kind="stable")]
     pairs = {} if not num_dislikes else {"dislikes.npy": pl.scan_parquet(work / "dislikes", glob=False)}
     if cleaned.report.get("items_with_few_events"):
         users = np.flatnonzero(cleaned.lengths)
@@ -197,7 +214,7 @@ def _fill(
     settings |= {"context": list(log.context)} if log.context else {}
     optional = {
         "min_item_events": (min_item_events, 1),
-        "split": (split.name, HALVES),
+        "split": (sections.name, HALVES),
         "min_eval_events": (sections.min_eval_events, None),
     }
     about = {
@@ -206,6 +223,8 @@ def _fill(
         "settings": settings | {name: value for name, (value, default) in optional.items() if value != default},
         "report": {**report, **cleaned.report, "ignored_columns": log.ignored},
     }
+    if times is not None:
+        about["times"] = times.describe(sections.cut)
     mean_weight = None if log.weights is None else mean_size(columns["weight"], cleaned.lengths)
     description = write_data(folder, columns, cleaned, sections, items, names, pairs, mean_weight, about)
     shutil.rmtree(work)

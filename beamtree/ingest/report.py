@@ -1,8 +1,10 @@
 """The report of a prepared log as text: what was read, what was dropped, and why."""
 
+import datetime
 from collections.abc import Mapping
 from typing import Any
 
+from beamtree.data.times import EPOCH, MICRO, convert
 from beamtree.ingest.columns import KIND, RATING, usual_column
 from beamtree.metrics import few_users
 
@@ -59,10 +61,56 @@ def unused_hint(description: Mapping[str, Any], dashes: str = "") -> str:
     return f"with {dashes}kinds=view=1,buy=10 or the like events count by their {kind}"
 
 
+def describe_times(description: Mapping[str, Any]) -> str | None:
+    """Whether the times of a log are a clock; None where it has none, or was prepared by an earlier version."""
+    times = description.get("times")
+    if times is None:
+        return None
+    if times["unit"] is None:
+        return "The times of this log are only an order."
+    first, last = (_date(times, name) for name in ("first", "last"))
+    return f"The times of this log are a clock (from {first} to {last})."
+
+
+def describe_split(description: Mapping[str, Any]) -> str | None:
+    """Where a split by time cuts the log; None for other splits."""
+    times = description.get("times", {})
+    if "cut" not in times:
+        return None
+    if times["unit"] is None:
+        return f"events from {times['cut']} on are to be predicted"
+    return f"events of the last {_days(times)}, from {_date(times, 'cut')} on, are to be predicted"
+
+
+def describe_choice(description: Mapping[str, Any]) -> str | None:
+    """On what a model of a split by time is chosen; None for other splits."""
+    times, count = description.get("times", {}), description["users"]["val"]
+    if "cut" not in times or not count:
+        return None
+    when = f"after {times['cut']}" if times["unit"] is None else f"in the last {_days(times)}"
+    return f"It was chosen on what {count:,} users did {when}."
+
+
+def _days(times: Mapping[str, Any]) -> str:
+    """How much of the log is after the cut."""
+    days = (times["last"] - times["cut"]) / times["unit"] / 86_400
+    if days < 2:
+        return f"{max(1, round(24 * days)):,} hours"
+    return f"{round(days):,} days"
+
+
+def _date(times: Mapping[str, Any], name: str) -> str:
+    """The day of a time."""
+    try:
+        return str((EPOCH + datetime.timedelta(microseconds=convert(times[name], times["unit"], MICRO))).date())
+    except OverflowError:
+        return str(times[name])
+
+
 def dropped_rows(description: Mapping[str, Any]) -> list[tuple[str, int]]:
     """Why rows were dropped, and how many."""
     settings, report = description["settings"], description["report"]
-    date = settings.get("split", "").partition(":")[2]
+    date = settings.get("split", "").partition(":")[2]  # in folders of earlier versions
     return [(text.format(**settings, date=date), report[name]) for name, text in DROPPED.items() if report.get(name)]
 
 
@@ -77,6 +125,8 @@ def describe_log(description: Mapping[str, Any]) -> list[str]:
     owners = [f"{report[name]:,} {kind}" for name, kind in OWNERS.values() if report.get(name)]
     counts = f" ({', '.join(owners)})" if owners else ""
     lines.append(f"Dropped {'; '.join(reasons)}{counts}." if reasons else "Dropped nothing.")
+    split = describe_split(description)
+    lines += [line for line in (describe_times(description), split and f"Split by time: {split}.") if line]
     least = f", who have at least {settings['min_eval_events']} events" if "min_eval_events" in settings else ""
     counts = f"{description['num_users']:,} users, {description['num_items']:,} items and "
     counts += f"{description['num_events']:,} events are left"

@@ -4,8 +4,13 @@
   the second half is predicted. Validation and test users need a minimum of events.
 - leave-one-out: every user trains on all events but the last two. Validation predicts the second to last, testing the
   last.
-- time:DATE: every user trains on the events before the date. Users who also have later events are drawn for validation
-  and testing, which predict all of the later events. Where times are numbers but not Unix times, DATE is a number.
+- time: every user trains on the events before a cut. Users who also have later events are drawn for validation and
+  testing, which predict all of the later events. The cut is before the newest tenth of the events, or is named:
+  `time:30d` is 30 days before the last event, also in hours (h) or weeks (w), and `time:DATE` is a date, or a number
+  where times are not Unix times. A section of its own has all events of every user, for the model that will serve.
+
+Unless one is named, it is `time` where a log has a clock and enough users have events before and after the cut, and
+`halves` elsewhere.
 
 Where only some events are to be predicted, validation and test users are those who have one among what is predicted.
 """
@@ -17,23 +22,18 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
-from beamtree.data.prepared import SPLITS
+from beamtree.data.prepared import ALL, SECTIONS, SPLITS
 from beamtree.data.times import parse_date
-from beamtree.ingest.arrays import (
-    Array,
-    CleanedLog,
-    Sections,
-    columns_of,
-    count_targets,
-    filter_events,
-    read_range,
-    user_ranges,
-)
+from beamtree.ingest.arrays import Array, CleanedLog, Read, Sections, columns_of, count_targets
+from beamtree.ingest.clock import LogTimes, period_seconds
 from beamtree.ingest.times import TimeScale, detect_unix_unit
 
-HALVES, LEAVE_ONE_OUT, BY_TIME = "halves", "leave-one-out", "time:"
+HALVES, LEAVE_ONE_OUT, TIME = "halves", "leave-one-out", "time"
 TRAIN, VAL, TEST = map(SPLITS.index, ("train", "val", "test"))
+WHOLE = SECTIONS.index(ALL)
 MAX_EVAL_USERS, EVAL_FRACTION = 1000, 20  # one user in 20, at most 1,000, validate, and as many test
+MAX_VAL_USERS, TEST_FRACTION = 2000, 4  # of a split by time: one user in 4 tests, at most 1,000, and others validate
+MIN_CUT_USERS = 200  # with events before and after the cut, from which a split by time is the default
 EVAL_EVENTS = 10  # minimum of a validation or test user, if enough users have them
 ENOUGH = 4  # times as many users as validate and test
 
@@ -41,16 +41,21 @@ ENOUGH = 4  # times as many users as validate and test
 class SplitOptions(NamedTuple):
     """A protocol, how many users validate and test, and the seed that draws them."""
 
-    name: str
+    name: str | None  # None: chosen by the log
     val_users: int | None
     test_users: int | None
     seed: int
     min_eval_events: int | None = None  # of a validation or test user of `halves`; `eval_events` unless given
 
     @property
-    def date(self) -> str | None:
-        """The date of a split by time, as given."""
-        return self.name.removeprefix(BY_TIME) if self.name.startswith(BY_TIME) else None
+    def by_time(self) -> bool:
+        """Whether this is a split by time."""
+        return self.name is not None and self.name.partition(":")[0] == TIME
+
+    @property
+    def point(self) -> str:
+        """The date or period of a split by time, as given; empty where it has none."""
+        return "" if self.name is None else self.name.partition(":")[2]
 
     @property
     def min_train_events(self) -> int:
@@ -59,8 +64,9 @@ class SplitOptions(NamedTuple):
 
     def check(self) -> None:
         """Raise a ValueError if the protocol is unknown or a number is out of range."""
-        if self.name not in (HALVES, LEAVE_ONE_OUT) and not self.date:
-            raise ValueError(f"split={self.name}: choose {HALVES}, {LEAVE_ONE_OUT} or {BY_TIME}DATE")
+        named = self.name in (None, HALVES, LEAVE_ONE_OUT, TIME)
+        if not named and not (self.by_time and self.point):
+            raise ValueError(f"split={self.name}: choose {HALVES}, {LEAVE_ONE_OUT}, {TIME}, {TIME}:30d or {TIME}:DATE")
         for name, count in (("val_users", self.val_users), ("test_users", self.test_users), ("seed", self.seed)):
             if count is not None and count < 0:
                 raise ValueError(f"{name}={count} is negative")
@@ -69,61 +75,69 @@ class SplitOptions(NamedTuple):
             raise ValueError(f"min_eval_events={self.min_eval_events}: a validation or test user needs {least}")
 
     def with_unit(self, events: pl.LazyFrame, scale: TimeScale | None) -> TimeScale | None:
-        """The scale of the log's times; their unit is detected if they are numbers and the split has a date."""
-        if scale is None or scale.dates or self.date is None or parse_date(self.date) is None:
-            return scale
-        return detect_unix_unit(events, scale)
+        """The scale of the log's times; their unit is detected if they are numbers and the split needs it."""
+        needed = self.by_time and (parse_date(self.point) is not None or period_seconds(self.point) is not None)
+        return detect_unix_unit(events, scale) if needed and scale is not None and not scale.dates else scale
 
-    def cutoff(self, scale: TimeScale | None) -> int | None:
-        """The date on the scale of the log's times; None for protocols without a date."""
-        if self.date is None:
-            return None
+    def check_times(self, scale: TimeScale | None) -> None:
+        """Raise a ValueError if a log with such times cannot be split so."""
+        if not self.by_time:
+            return
         if scale is None:
             raise ValueError(f"split={self.name}: the log has no times; name their column with `time`")
-        cutoff = scale.parse(self.date)
-        if cutoff is None:
+        if period_seconds(self.point) is not None:
+            if not scale.dates and scale.unit is None:
+                order = "the times of the log are only an order"
+                raise ValueError(f"split={self.name}: {order}: choose {TIME}, {TIME}:NUMBER or {HALVES}")
+        elif self.point and scale.parse(self.point) is None:
             kind = "dates: give one such as 2020-12-31" if scale.dates else "numbers: give one, in the same unit"
-            raise ValueError(f"split={self.name}: {self.date!r} cannot be read; the times of the log are {kind}")
-        return cutoff
+            raise ValueError(f"split={self.name}: {self.point!r} cannot be read; the times of the log are {kind}")
+
+    def cut(self, times: LogTimes) -> int:
+        """The time from which on events are to be predicted, on the scale of the log."""
+        period = period_seconds(self.point)
+        if period is not None and times.unit is not None:
+            cut = times.last - period * times.unit + 1  # so many days, where times are whole days
+        else:
+            date = times.scale.parse(self.point) if self.point else None
+            cut = times.newest() if date is None else date
+        if cut <= times.first or cut > times.last:
+            where = "before" if cut <= times.first else "after"
+            bounds = f"{times.format(times.first)} to {times.format(times.last)}"
+            raise ValueError(f"split={self.name} is {where} all events, which are from {bounds}: choose another date")
+        return cut
+
+    def resolved(self, times: LogTimes | None, weights: Read | None) -> "SplitOptions":
+        """The options with a protocol that suits a log, where none was named."""
+        if self.name is not None:
+            return self
+        by_time = self._replace(name=TIME)
+        wanted = (self.val_users, self.test_users)
+        if times is None or not times.is_clock or times.newest() == times.first or wanted == (0, 0):
+            return self._replace(name=HALVES)
+        before = times.before(by_time.cut(times))
+        both = np.count_nonzero((before > 0) & (count_targets(weights, times.lengths, before) > 0))
+        enough = both >= max(MIN_CUT_USERS, sum(count or 0 for count in wanted))
+        return by_time if enough else self._replace(name=HALVES)
 
 
 def split_log_events(
     split: SplitOptions, log: CleanedLog, work: Path, scale: TimeScale | None
-) -> tuple[CleanedLog, Sections]:
-    """The sections of a log; and the log, without users who have no events before the date of a split by time."""
-    cutoff, left = split.cutoff(scale), np.flatnonzero(log.lengths)
-
-    targets_from = partial(count_targets, columns_of(work).get("weight"))
-    if cutoff is None or scale is None:
-        lengths = log.lengths[left]
-        if split.name != LEAVE_ONE_OUT:
-            return log, halves(lengths, split, targets_from(lengths, lengths // 2) > 0)
-        of_last, of_two = targets_from(lengths, lengths - 1), targets_from(lengths, lengths - 2)
-        return log, leave_one_out(lengths, split, of_two > of_last, of_last > 0)
-    before, extremes = np.zeros_like(log.lengths), []  # events of each user before the cutoff [U]
-    for users, events in user_ranges(log.lengths):
-        time, count = read_range(work / "time", events), log.lengths[users]
-        owner = np.repeat(np.arange(len(count)), count)
-        before[users] = np.bincount(owner[time < cutoff], minlength=len(count))
-        extremes += [int(time.min()), int(time.max())] if len(time) else []
-    first, last = min(extremes), max(extremes)
-    if cutoff <= first or cutoff > last:
-        where = "before" if cutoff <= first else "after"
-        times = f"{scale.format(first)} to {scale.format(last)}"
-        raise ValueError(f"split={split.name} is {where} all events, which are from {times}: choose another date")
-    late = (log.lengths > 0) & (before == 0)  # they have nothing to train on
-    report = {
-        **log.report,
-        "users_without_training_events": int(late.sum()),
-        "events_of_users_without_training_events": int(log.lengths[late].sum()),
-    }
-    lengths, popularity = log.lengths, log.popularity
-    if late.any():
-        lengths, popularity = filter_events(work, lengths, ~late, np.ones(len(popularity), bool), 1)
-    left = np.flatnonzero(lengths)
-    lengths_left, before_left = lengths[left], before[left]
-    sections = by_time(lengths_left, before_left, split, targets_from(lengths_left, before_left) > 0)
-    return CleanedLog(lengths, popularity, report), sections
+) -> tuple[Sections, LogTimes | None]:
+    """The sections of a log, of the users who have events, and its times if it has any."""
+    columns, lengths = columns_of(work), log.lengths[np.flatnonzero(log.lengths)]
+    has_times = scale is not None and "time" in columns
+    times = LogTimes.of(columns["time"], lengths, scale) if has_times and scale is not None else None
+    split = split.resolved(times, columns.get("weight"))
+    targets_from = partial(count_targets, columns.get("weight"), lengths)
+    if split.by_time:
+        split.check_times(None if times is None else times.scale)
+        assert times is not None
+        return cut_in_time(split, split.cut(times), times, columns.get("weight")), times
+    if split.name == HALVES:
+        return halves(lengths, split, targets_from(lengths // 2) > 0), times
+    of_last, of_two = targets_from(lengths - 1), targets_from(lengths - 2)
+    return leave_one_out(lengths, split, of_two > of_last, of_last > 0), times
 
 
 def halves(lengths: Array, split: SplitOptions, has_target: Array) -> Sections:
@@ -148,7 +162,7 @@ def halves(lengths: Array, split: SplitOptions, has_target: Array) -> Sections:
     section[order[:test]] = TEST
     section[order[test : test + val]] = VAL
     take = np.where(section == np.arange(len(SPLITS))[:, None], lengths, 0)
-    return Sections(take, None, least)
+    return Sections(take, None, HALVES, least)
 
 
 def eval_events(lengths: Array, num_users: int) -> int:
@@ -181,32 +195,46 @@ def leave_one_out(lengths: Array, split: SplitOptions, before_last: Array, last:
         take[section, drawn] = lengths[drawn] - held_out
     cuts = take - 1
     cuts[TRAIN] = take[TRAIN] // 2
-    return Sections(take, cuts)
+    return Sections(take, cuts, LEAVE_ONE_OUT)
 
 
-def by_time(lengths: Array, before: Array, split: SplitOptions, has_target: Array) -> Sections:
-    """All users train on the events before the date; some who also have later ones validate, and others test."""
-    both = np.flatnonzero((before < lengths) & has_target)
+def cut_in_time(
+    split: SplitOptions, cut: int, times: LogTimes, weights: Read | None, *, fewer: bool = False
+) -> Sections:
+    """All users train on the events before the cut; some who also have later ones validate, and others test.
+
+    With `fewer`, fewer users than asked for do so where there are not as many.
+    """
+    lengths, before = times.lengths, times.before(cut)
+    if np.count_nonzero(before) < 2:
+        raise ValueError(f"split={split.name}: two users with events before it are needed: choose another date")
+    has_target = count_targets(weights, lengths, before) > 0
+    both = np.flatnonzero((before > 0) & (before < lengths) & has_target)
     if not len(both):
         raise ValueError(
             f"split={split.name}: no user has events both before and after it{_with_target(has_target)}: "
             "choose another date"
         )
-    default = _default_users(len(both))
-    test = min(default, len(both)) if split.test_users is None else split.test_users
-    val = min(default, len(both) - test) if split.val_users is None else split.val_users
+    val, test = split.val_users, split.test_users
+    if test is None:
+        test = min(MAX_EVAL_USERS, max(1, len(both) // TEST_FRACTION), max(0, len(both) - (val or 0)))
+    if val is None:
+        val = min(MAX_VAL_USERS, max(0, len(both) - test))
+    if fewer and val + test > len(both):
+        test = test * len(both) // (val + test)
+        val = len(both) - test
     if val + test > len(both):
         raise ValueError(
             f"{val:,} validation and {test:,} test users are more than the {len(both):,} who have events both "
-            f"before and after {split.date}: lower `val_users` or `test_users`"
+            f"before and after {times.format(cut)}: lower `val_users` or `test_users`"
         )
     order = both[np.random.default_rng(split.seed).permutation(len(both))]
-    take = np.zeros((len(SPLITS), len(lengths)), np.int64)
-    take[TRAIN] = before
+    take = np.zeros((len(SECTIONS), len(lengths)), np.int64)
+    take[TRAIN], take[WHOLE] = before, lengths
     for section, drawn in ((TEST, order[:test]), (VAL, order[test : test + val])):
         take[section, drawn] = lengths[drawn]
-    cuts = np.stack([before // 2 if section == TRAIN else before for section in range(len(SPLITS))])
-    return Sections(take, cuts)
+    cuts = np.stack([before // 2, before, before, lengths // 2])
+    return Sections(take, cuts, split.name or TIME, cut=cut)
 
 
 def _with_target(has_target: Array) -> str:

@@ -2,23 +2,35 @@
 
 A model that serves is fitted to all users, those that validated and tested too. Its numbers are measured before that,
 or later on the same model fitted again to the training users alone.
+
+Where a split by time keeps all events, everything is fitted again: the tree is built from them, and the sequence part
+is trained for as many steps. A network that was trained on the nodes of a tree keeps it.
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
+
+import torch
 
 from beamtree.beam import default_beam_size
 from beamtree.data import BeforeAfter, Data, Events, Prepared
 from beamtree.evaluate import FittedUsers
-from beamtree.live.edits import ADDED, edges_of, memory_of, with_hidden
+from beamtree.ingest.inputs import tree_builder
+from beamtree.ingest.report import describe_choice
+from beamtree.live.edits import ADDED, edges_of, memory_of, with_hidden, without_items
 from beamtree.live.events import Event
 from beamtree.model import TreeModel
 from beamtree.parts import PARTS, Part
 from beamtree.progress import OnProgress, no_progress
 from beamtree.scorers import FactorScorer, MemoryScorer, Scorer, as_sum
+from beamtree.storage.runs import table_file
 from beamtree.train.backend import current_backend
+from beamtree.tree import PAD, Tree
+
+Build = Callable[[Prepared], Tree]
 
 CUTS = (10, 50, 100, 200)  # measured before a refit
 BEFORE = "before the refit, fitted to the training users alone"
@@ -34,12 +46,14 @@ def refit_parts(
     *,
     start: FactorScorer | None = None,
     parts: Sequence[Part] = (),
+    again: bool = False,
 ) -> TreeModel:
     """The model with its closed-form parts fitted again, to these events, with the penalties and weights that it has.
 
-    Trained parts stay as they are. Partners of items that were added later stay where the events do not contain the
-    item. On the same events the parts are what they were. With `start`, ALS goes on from these factors. `parts` are
-    those from outside the package; one that is not given stays as it is.
+    Trained parts stay as they are; with `again` they are trained again where they can be. Partners of items that were
+    added later stay where the events do not contain the item. On the same events the parts are what they were. With
+    `start`, ALS goes on from these factors. `parts` are those from outside the package; one that is not given stays as
+    it is.
     """
     scorer, backend = as_sum(model.scorer), current_backend()
     count, device = model.tree.num_items, str(model.tree.device)
@@ -49,7 +63,7 @@ def refit_parts(
     form = backend.closed_form(
         model.tree, data, seed, device, model.first_level, on_progress,
         events=events, hyperparameters=dict(scorer.hyperparameters), start=start, parts=(*PARTS, *parts),
-        processes=backend,
+        again=again, processes=backend,
     )  # fmt: skip
     fitted = form.fit()
     closed = {name: fitted.part(name).to(device) for name in fitted.names}
@@ -74,17 +88,68 @@ def has_closed_form(model: TreeModel) -> bool:
 
 
 def refit_to_all(
-    model: TreeModel, data: Prepared, seed: int, on_progress: OnProgress = no_progress, parts: Sequence[Part] = ()
+    model: TreeModel,
+    data: Prepared,
+    seed: int,
+    on_progress: OnProgress = no_progress,
+    parts: Sequence[Part] = (),
+    build: Build | None = None,
 ) -> tuple[TreeModel, dict[str, Any]]:
-    """The model that serves, fitted to all users; and its scores on the test users before, as run.json records them."""
+    """The model that serves, fitted to all users; and its scores on the test users before, as run.json records them.
+
+    `build` builds its tree again, where the split keeps all events.
+    """
     backend = current_backend()
     measured: dict[str, Any] = {"test_users": len(data.test), "scores": []}
     if len(data.test):
         result = backend.evaluate(model, data.test, beam_size=default_beam_size(max(CUTS)), m=CUTS)
         measured["scores"] = result.records()
+    if data.all is not None:
+        return _fit_again(model, data, data.of_all_events(), seed, on_progress, parts, build), measured
     factors = model.scorer.scorers().get("factors")
     start = factors if isinstance(factors, FactorScorer) else None
-    return refit_parts(model, data, data.joined(data.sections), seed, on_progress, start=start, parts=parts), measured
+    return refit_parts(model, data, data.joined(data.whole), seed, on_progress, start=start, parts=parts), measured
+
+
+def _fit_again(
+    model: TreeModel,
+    data: Prepared,
+    fitted: Prepared,
+    seed: int,
+    on_progress: OnProgress,
+    parts: Sequence[Part],
+    build: Build | None,
+) -> TreeModel:
+    """The model on a new tree, with all of its parts fitted and trained again to the training events of `fitted`."""
+    if build is not None and _can_change_tree(model, data, parts):
+        model = on_new_tree(model, build(fitted))
+    return refit_parts(model, data, fitted.train.events, seed, on_progress, parts=parts, again=True)
+
+
+def _can_change_tree(model: TreeModel, data: Prepared, parts: Sequence[Part]) -> bool:
+    """Whether every part can be fitted to another tree: not where a network was trained, or items were added."""
+    scorer = as_sum(model.scorer)
+    if scorer is None or not current_backend().is_single or model.tree.num_items != data.num_items:
+        return False
+    trained = scorer.learned is not None and bool(scorer.weights[:, scorer.names.index(scorer.learned)].any())
+    return not trained and {*scorer.names} <= {part.name for part in (*PARTS, *parts)}
+
+
+def on_new_tree(model: TreeModel, tree: Tree) -> TreeModel:
+    """The model on another tree over the same items; removed and hidden items stay so."""
+    leaves = model.tree.leaf_of_item(torch.arange(model.tree.num_items, device=model.tree.device))
+    forgotten = (leaves == PAD).nonzero().squeeze(1).tolist()
+    return with_hidden(without_items(model.on_tree(tree), forgotten), model.tree.hidden().tolist())
+
+
+def builder_of_run(folder: Path, run: Mapping[str, Any]) -> Build | None:
+    """What builds the tree of a run from its log; None where that is not known."""
+    tables = {name: table_file(folder, name, run) for name in run.get("tree_tables", ())}
+    try:
+        build = tree_builder(str(run["tree"]), **tables)
+    except (KeyError, ValueError):  # a tree or a function that was passed in Python
+        return None
+    return lambda data: build(data, int(run["arity"]), seed_of(run))
 
 
 def refit_report(model: TreeModel, measured: Mapping[str, Any], data: Prepared) -> list[str]:
@@ -98,6 +163,9 @@ def refit_report(model: TreeModel, measured: Mapping[str, Any], data: Prepared) 
     assert model.popularity is not None
     stored = int(model.popularity.sum())
     num_users, num_events = (data.description[name] for name in ("num_users", "num_events"))
+    if data.all is not None:
+        chosen = describe_choice(data.description)
+        return [*before, *([chosen] if chosen else []), f"Fitted it again, to all events of all {num_users:,} users."]
     line = f"Fitted the closed form again, to all events of all {num_users:,} users."
     if stored < num_events:  # splits by time and with fewer test users do not store the last events of others
         line = (
@@ -112,9 +180,13 @@ def before_refit(
     seed: int,
     on_progress: OnProgress = no_progress,
     parts: Sequence[Part] = (),
+    build: Build | None = None,
 ) -> TreeModel:
     """The model as it was before it was fitted to all users; items that were added later are hidden."""
-    result = refit_parts(model, data, data.train.events, seed, on_progress, parts=parts)
+    if data.all is not None:
+        result = _fit_again(model, data, data, seed, on_progress, parts, build)
+    else:
+        result = refit_parts(model, data, data.train.events, seed, on_progress, parts=parts)
     added = range(data.num_items, model.tree.num_items)
     return with_hidden(result, [*model.tree.hidden().tolist(), *added]) if added else result
 
@@ -126,7 +198,7 @@ def seed_of(run: Mapping[str, Any]) -> int:
 
 def fitted_sections(data: Prepared, run: Mapping[str, Any], updated: object) -> Sequence[BeforeAfter]:
     """The users of a log that the model of a run was fitted to; an update adds the validation users."""
-    return data.sections if run.get("refit") else data.sections[: 2 if updated else 1]
+    return data.whole if run.get("refit") else data.sections[: 2 if updated else 1]
 
 
 def fitted_users(

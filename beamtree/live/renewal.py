@@ -38,11 +38,11 @@ from beamtree.files.staging import (
 )
 from beamtree.ingest.columns import LogColumns
 from beamtree.ingest.inputs import tree_builder
-from beamtree.live.edits import with_hidden, with_items, without_items
+from beamtree.live.edits import with_items
 from beamtree.live.events import Event, TrainingLog
 from beamtree.live.live_model import LiveModel, SavedChanges
 from beamtree.live.placement import NEAREST, Placement
-from beamtree.live.refit import fitted_sections, has_closed_form, refit_parts, seed_of
+from beamtree.live.refit import fitted_sections, has_closed_form, on_new_tree, refit_parts, seed_of
 from beamtree.live.saved import load_changes, save_changes
 from beamtree.metrics import bootstrap, default_m, hits
 from beamtree.model import TreeModel
@@ -314,10 +314,7 @@ def _placements(model: TreeModel, events: Events, data: Prepared) -> dict[str, P
 def _on_new_tree(model: TreeModel, data: Prepared, folder: Path, run: dict[str, Any]) -> TreeModel:
     """The model on a tree of the same kind, built from the new data; removed items stay so."""
     tables = {name: table_file(folder, name, run) for name in TABLES}
-    tree = tree_builder(run["tree"], **tables)(data, run["arity"], run["seed"])
-    leaves = model.tree.leaf_of_item(torch.arange(model.tree.num_items, device=model.tree.device))
-    forgotten = (leaves == PAD).nonzero().squeeze(1).tolist()
-    return with_hidden(without_items(model.on_tree(tree), forgotten), model.tree.hidden().tolist())
+    return on_new_tree(model, tree_builder(run["tree"], **tables)(data, run["arity"], run["seed"]))
 
 
 def _trained(model: TreeModel, data: Prepared, run: dict[str, Any], steps: int) -> TreeModel:

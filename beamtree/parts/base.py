@@ -33,6 +33,7 @@ class Fitting:
         events: the events to fit. Default: those of the training users.
         hyperparameters: of an earlier fit, to be used again: λ, α₀, powers, scales and weights.
         start: the factors of an earlier fit to most of the events, from which ALS goes on. Default: it begins anew.
+        again: whether trained parts are trained again too, for the steps that were chosen. Default: they stay.
         parts: those of the sum, in the order in which they are tried; the closed form fits those that are its own.
         catalogue: the table of the items, where there is one.
         processes: those that fit together.
@@ -47,6 +48,7 @@ class Fitting:
     events: Events | None = None
     hyperparameters: dict[str, Any] = field(default_factory=dict)
     start: FactorScorer | None = None
+    again: bool = False
     parts: "tuple[Part, ...]" = ()
     catalogue: "Catalogue | None" = None
     processes: Processes = ALONE

@@ -94,6 +94,7 @@ def with_similar_items(
     users: BeforeAfter,
     first_level: int,
     measured: SumScorer | None = None,
+    measured_on: Tree | None = None,
 ) -> SumScorer:
     """The sum with items of similar features as one more list of its memory, if users find more with it.
 
@@ -104,6 +105,7 @@ def with_similar_items(
         users: validation users, by whom the weight is chosen.
         first_level: of the search.
         measured: the same sum before it was fitted to these users, if it was.
+        measured_on: its tree, if that is another.
     """
     measured = measured or scorer
     if not len(users) or not known.width or not measured.weight_of(MEMORY):
@@ -111,7 +113,7 @@ def with_similar_items(
     partners, device = known.partners(tree.num_items), str(tree.device)
     list_of_similar = MemoryScorer.from_partners([partners], [RECENCY]).to(device)
     sample = with_inputs(measured, users.sample(USERS))
-    acceptance = Acceptance(tree, measured, sample, first_level, device, errors=MIN_Z, least=LEAST_GAIN)
+    acceptance = Acceptance(measured_on or tree, measured, sample, first_level, device, errors=MIN_Z, least=LEAST_GAIN)
     trial = acceptance.measure_beside(CONTENT, list_of_similar)
     if not trial.accepted:
         return scorer
@@ -130,7 +132,7 @@ def with_content(model: TreeModel, catalogue: Catalogue, users: BeforeAfter, mea
     if scorer is None or before is None:
         return model
     known = KnownItems(catalogue, model.tree)
-    changed = with_similar_items(scorer, model.tree, known, users, measured.first_level, before)
+    changed = with_similar_items(scorer, model.tree, known, users, measured.first_level, before, measured.tree)
     return model if changed is scorer else model.with_scorer(changed).eval()
 
 

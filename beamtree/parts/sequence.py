@@ -6,7 +6,7 @@ the sum with the weight that validation users choose, and only where the sum the
 
 from collections.abc import Callable, Mapping
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from torch.nn.functional import embedding, softplus
 
 from beamtree.beam import retrieve
 from beamtree.closed_form.part_weights import USERS
-from beamtree.data import HISTORY, Events, Prepared
+from beamtree.data import HISTORY, BeforeAfter, Events, Prepared
 from beamtree.data.seeds import epoch_order, mix
 from beamtree.metrics import num_relevant
 from beamtree.model import TreeModel
@@ -23,7 +23,7 @@ from beamtree.parts.acceptance import Acceptance, Trial
 from beamtree.parts.base import Fitting, Part
 from beamtree.parts.processes import ALONE, Processes
 from beamtree.progress import log
-from beamtree.scorers import Scorer, SequenceScorer, SumScorer
+from beamtree.scorers import FactorScorer, Scorer, SequenceScorer, SumScorer
 from beamtree.scorers.dot_product import DotProductScorer, fit_to_maxima
 from beamtree.scorers.sequence import SequenceEncoder
 from beamtree.tree import PAD, Tree
@@ -117,7 +117,9 @@ class SequencePart(Part):
             return best.check(step, SequenceScorer.from_items(tree, deepcopy(encoder).cpu(), vectors.cpu()))
 
         parts.cpu()  # where the tree is
-        start = parts.tables()["factors"].item_vectors(tree) if "factors" in parts.names else None
+        start = None
+        if "factors" in parts.names and (data.all is None or parts.weight_of("factors")):  # a refit has no others
+            start = parts.tables()["factors"].item_vectors(tree)
         fit_sequence(
             data.train.events,
             data.num_items,
@@ -130,13 +132,39 @@ class SequencePart(Part):
             on_check=on_check,
         )
         if best.scorer is not None:
-            model = TreeModel(tree, best.scorer).to(device)
-            fit_to_maxima(model.tree, best.scorer.table.weight, user_vectors(best.scorer, model.tree, data, seed))
-        return best.acceptance.result(self.name, best.scorer, best.trial)
+            fit_inner_nodes(best.scorer, tree, data.train, device, seed)
+        result = best.acceptance.result(self.name, best.scorer, best.trial)
+        if best.trial is not None:
+            result.hyperparameters[self.name] |= {"steps": best.steps, "settings": asdict(settings)}
+        return result
 
     def refit(self, scorer: SumScorer, fitted: Mapping[str, Scorer], fitting: Fitting) -> Mapping[str, Scorer]:
-        """It stays as it was trained."""
-        return {}
+        """Trained again for the steps that were chosen, where that is asked for; else it stays as it was trained."""
+        record = scorer.hyperparameters.get(self.name, {})
+        if not fitting.again or self.name not in scorer.names or "steps" not in record:
+            return {}
+        settings = replace(SequenceSettings(**record["settings"]), steps=record["steps"])
+        tree, device, seed, factors = fitting.tree, fitting.device, fitting.seed, fitted.get("factors")
+        on_cpu = tree.to("cpu")
+
+        def on_check(step: int, encoder: SequenceEncoder, vectors: Tensor) -> bool:
+            fitting.on_progress(STAGE, step, settings.steps)
+            return False
+
+        encoder, vectors = fit_sequence(
+            fitting.fitted_events,
+            tree.num_items,
+            settings,
+            device=device,
+            seed=seed,
+            start=factors.item_vectors(tree).cpu() if isinstance(factors, FactorScorer) else None,
+            tree=on_cpu,
+            processes=fitting.processes,
+            on_check=on_check,
+        )
+        part = SequenceScorer.from_items(on_cpu, deepcopy(encoder).cpu(), vectors.cpu())
+        fit_inner_nodes(part, on_cpu, BeforeAfter(fitting.fitted_events), device, seed)
+        return {self.name: part.to(tree.device)}
 
 
 class BestPart:
@@ -146,6 +174,7 @@ class BestPart:
         self.acceptance = acceptance
         self.scorer: SequenceScorer | None = None
         self.trial: Trial | None = None
+        self.steps = 0  # after which it was the best
         self._alone, self._step = 0.0, 0
 
     def check(self, step: int, scorer: SequenceScorer) -> bool:
@@ -156,18 +185,24 @@ class BestPart:
         if trial.alone > self._alone:
             self._alone, self._step = trial.alone, step
         if trial.accepted and (self.trial is None or trial.gain.worth > self.trial.gain.worth):
-            self.scorer, self.trial, self._step = scorer, trial, step
+            self.scorer, self.trial, self.steps, self._step = scorer, trial, step, step
         return step - self._step >= PATIENCE
 
 
 @torch.no_grad()
-def user_vectors(part: DotProductScorer, tree: Tree, data: Prepared, seed: int = 0, count: int = 2048) -> Tensor:
+def user_vectors(part: DotProductScorer, tree: Tree, users: BeforeAfter, seed: int = 0, count: int = 2048) -> Tensor:
     """u(x) of random histories of training users [count, dim]."""
-    users = data.train.random_crops().to(tree.device)
+    crops = users.random_crops().to(tree.device)
     generator = torch.Generator(tree.device).manual_seed(mix(seed, 9))
-    rows = torch.randint(len(users), (count,), generator=generator, device=tree.device)
+    rows = torch.randint(len(crops), (count,), generator=generator, device=tree.device)
     vectors = part.table.read(tree, share=False)
-    return torch.cat([part.encode(tree, vectors, users.batch(each, generator)[0]) for each in rows.split(512)])
+    return torch.cat([part.encode(tree, vectors, crops.batch(each, generator)[0]) for each in rows.split(512)])
+
+
+def fit_inner_nodes(part: SequenceScorer, tree: Tree, users: BeforeAfter, device: str, seed: int) -> None:
+    """Fit the vectors of inner nodes to the best items below them, for histories of training users."""
+    model = TreeModel(tree, part).to(device)
+    fit_to_maxima(model.tree, part.table.weight, user_vectors(part, model.tree, users, seed))
 
 
 def fit_sequence(

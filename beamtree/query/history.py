@@ -182,7 +182,7 @@ def logged_events(data: Prepared, user: object) -> tuple[Events, int, int] | Non
     (row,) = data.users.find([user])
     if row is None:
         return None
-    for part in (data.train, data.val, data.test):
+    for part in data.stored:
         if row < len(part):
             start, stop = part.events.offsets[row : row + 2].tolist()
             return part.events, start, stop
@@ -208,7 +208,7 @@ def histories_of_users(data: Prepared, users: Sequence[object], ids: Ids | None 
         raise ValueError(f"user {as_id(users[rows.index(None)])!r} is not in the log {data.folder}{reason}")
     numbers, first = np.array(rows, np.int64), 0
     items: list[list[int]] = [[] for _ in rows]
-    for part in (data.train, data.val, data.test):
+    for part in data.stored:
         chosen = np.flatnonzero((numbers >= first) & (numbers < first + len(part)))
         offsets, events, row = part.events.offsets.numpy(), part.events.items.numpy(), numbers[chosen] - first
         for index, start, stop in np.stack([chosen, offsets[row], offsets[row + 1]], axis=1).tolist():

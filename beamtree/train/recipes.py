@@ -111,6 +111,7 @@ class TrainingSettings:
 
     def describe(self, data: Path, options: TrainingOptions) -> dict[str, Any]:
         """The content of run.json, which a resumed run must share; `tree`, `items` and `vectors` as text."""
+        tables = [name for name in ("items", "vectors") if getattr(options, name) is not None]
         names = ("batch_size", "epochs", "steps", "lr", "optimizer", "seed", "device", "refit", "sequence")
         return {
             "data": str(data.resolve()),
@@ -123,6 +124,7 @@ class TrainingSettings:
             "beam_size": self.beam_size,
             **self.method.describe(),
             **{name: getattr(self, name) for name in names},
+            **({"tree_tables": tables} if tables else {}),
         }
 
     def num_steps(self, data: Prepared) -> int:
@@ -188,7 +190,7 @@ def resolve_settings(data: Prepared, options: TrainingOptions) -> TrainingSettin
         raise ValueError(f"{data.folder} has one user for training and at least two are needed: prepare a longer log")
     if int(data.train.events.counts().max()) < 2:
         raise ValueError(f"no training user of {data.folder} has two events: prepare a longer log")
-    held_out = len(data.val) + len(data.test) > 0  # without, a refit would change nothing
+    held_out = len(data.val) + len(data.test) > 0 or data.all is not None  # without, a refit would change nothing
     refit = bool(recipe.parts) and held_out if options.refit is None else options.refit
     settings = TrainingSettings(
         recipe, method, beam_size, batch_size, options.epochs, options.steps, lr,

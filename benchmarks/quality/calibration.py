@@ -64,7 +64,8 @@ def main() -> None:
     records = json.loads(args.out.read_text()) if args.out and args.out.exists() else []
     for path in args.logs:
         log = pl.read_parquet(path)
-        shop = bt.Recommender(steps=0, seed=0, refit=False).fit(log.select("user", "item", "timestamp"), verbose=False)
+        shop = bt.Recommender(steps=0, seed=0, refit=False)
+        shop.fit(log.select("user", "item", "timestamp"), split="halves", verbose=False)
         records = [record for record in records if record["log"] != path.stem]
         for name, users in (("validation", shop.data.val), ("test", shop.data.test)):
             for kind in ("all", "exclude_seen", "filter"):

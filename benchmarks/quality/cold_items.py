@@ -72,7 +72,7 @@ def main() -> None:
             return bt.Recommender.load(folder)
         began = time.perf_counter()
         shop = bt.Recommender(seed=0, steps=options.steps, refit=False)
-        shop.fit(events, val_users=500, test_users=0, verbose=False)
+        shop.fit(events, split="halves", val_users=500, test_users=0, verbose=False)
         print(f"  fitted in {time.perf_counter() - began:.0f} s", flush=True)
         if folder:
             shop.save(folder)

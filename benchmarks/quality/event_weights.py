@@ -80,7 +80,9 @@ def main() -> None:
     for row, (how, drop) in ours.items():
         given = {key: each for key, each in how.items() if each is not None}
         shop = bt.Recommender(seed=0, refit=False)
-        shop.fit(fitted.select(columns), val_users=options.users // 2, test_users=0, verbose=False, **given)
+        shop.fit(
+            fitted.select(columns), split="halves", val_users=options.users // 2, test_users=0, verbose=False, **given
+        )
         run(row, search_of(shop), {name: number for number, name in enumerate(shop.ids.names)}, drop)
     own = Matrix(fitted.filter(~pl.col("user").is_in(list(val))), least)
     val_judge = Judge(log, val, least)

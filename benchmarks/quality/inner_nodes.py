@@ -223,7 +223,7 @@ def main() -> None:
         maxima = means.with_scorer(deepcopy(scorer))
         for part in maxima.scorer.parts.values():
             if isinstance(part, DotProductScorer):
-                fit_to_maxima(whole.tree, part.table.weight.data, user_vectors(part, whole.tree, data, args.seed))
+                fit_to_maxima(whole.tree, part.table.weight.data, user_vectors(part, whole.tree, data.train, args.seed))
         instances = data.train.random_crops()
         scale = InnerNodesScorer(deepcopy(scorer), whole.tree.height).to(args.device)
         scale.calibrate(means.with_scorer(scale), instances, args.beam)

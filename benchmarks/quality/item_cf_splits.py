@@ -26,7 +26,7 @@ def row(log: Path, seed: int, history: int | None, folder: Path) -> list[float]:
     """Precision and recall at every cut, percent, of one split."""
     shuffled = folder / "log.parquet"
     pl.read_parquet(log).sample(fraction=1.0, shuffle=True, seed=seed).write_parquet(shuffled)
-    bt.prepare([shuffled], folder / f"split-{seed}", test_users=1000, val_users=0, seed=seed)
+    bt.prepare([shuffled], folder / f"split-{seed}", split="halves", test_users=1000, val_users=0, seed=seed)
     data = bt.load_data(folder / f"split-{seed}")
     model = item_cf(data.train.events, data.num_items)
     users = replace(data.test, history=history or int(data.test.events.counts().max()))

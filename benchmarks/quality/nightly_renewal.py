@@ -40,7 +40,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         first = log.filter(pl.col("user").is_between(end - options.sessions, end - 1))
-        shop, seconds, _ = timed(lambda: bt.Recommender(seed=0, refit=False).fit(first, verbose=False))
+        shop, seconds, _ = timed(lambda: bt.Recommender(seed=0, refit=False).fit(first, split="halves", verbose=False))
         print(f"first fit {seconds:.0f} s", flush=True)
         shop.save(run)
         fitted, before = shop, shop.data

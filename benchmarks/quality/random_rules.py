@@ -54,7 +54,9 @@ class Shop:
             brands = [None if n % 9 == 0 else f"brand {n}" for n in (draws.zipf(1.3, len(table)) % 60).tolist()]
             price = np.round(draws.lognormal(3, 1, len(table)), 2)
             table = table.with_columns(brand=pl.Series(brands, dtype=pl.String), price=pl.Series(price))
-            self.model = bt.Recommender(steps=0, seed=seed, items=table).fit(log, test_users=0, verbose=False)
+            self.model = bt.Recommender(steps=0, seed=seed, items=table).fit(
+                log, split="halves", test_users=0, verbose=False
+            )
         self.ids = self.model.ids
         rows = pl.DataFrame({"item": self.ids.names}).join(table, on="item", how="left", maintain_order="left")
         self.columns: dict[str, np.ndarray] = {name: rows[name].to_numpy() for name in (*COLUMNS, "price")}

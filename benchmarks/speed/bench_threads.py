@@ -33,7 +33,7 @@ def main() -> None:
         if not args.data:
             log = Path(temporary) / "market.parquet"
             simulate(log, users=args.users, items=args.items, events=args.events)
-            bt.prepare(log, folder)
+            bt.prepare(log, folder, split="halves")
         data = bt.load_data(folder)
         tree = bt.cluster_tree(data, seed=0)
         for busy in (False, True):
