@@ -22,7 +22,15 @@ from beamtree.metrics import default_m, hits
 from beamtree.model import TreeModel
 from beamtree.parts.base import ClosedFormPart, Fitting
 from beamtree.progress import Stages, log
-from beamtree.scorers import FactorScorer, MemoryScorer, PopularityScorer, Scorer, SumScorer, with_inputs
+from beamtree.scorers import (
+    FactorScorer,
+    MemoryScorer,
+    PopularityScorer,
+    Scorer,
+    SumScorer,
+    TrendScorer,
+    with_inputs,
+)
 from beamtree.scorers.factors import Factors
 from beamtree.tree import PAD
 
@@ -209,6 +217,11 @@ class ClosedForm(Fitting):
 
     def popularity_scorer(self, counts: Tensor) -> PopularityScorer:
         return PopularityScorer.from_counts(self.tree, counts.to(self.tree.device))
+
+    def trend_scorer(
+        self, counts: Tensor, half_lives: Sequence[float], weights: Sequence[float], end: int
+    ) -> TrendScorer:
+        return TrendScorer.from_counts(self.tree, counts.to(self.tree.device), half_lives, weights, end)
 
     def count_pairs(self) -> ItemMatrix:
         return cooccurrence(self.log, self.data.num_items)
