@@ -1,6 +1,5 @@
 """Trends: counts that fade, as they are defined; live events; and what a fit makes of them."""
 
-import polars as pl
 import pytest
 import torch
 

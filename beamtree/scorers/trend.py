@@ -139,8 +139,15 @@ class TrendScorer(DotProductScorer):
         more = max(0, num_items - len(self.counts))
         scorer = type(self)(1, 0, self.half_lives, self.weights, self.origin, self.newest, seed=None)
         scorer.counts = torch.cat([self.counts, self.counts.new_zeros(more, self.counts.shape[1])])
-        scorer.table = self.table
+        scorer.table, scorer.user = self.table, self.user
         return scorer
+
+    def copy(self) -> "TrendScorer":
+        """The same with a table and counts of its own."""
+        scorer = type(self)(1, 0, self.half_lives, self.weights, self.origin, self.newest, seed=None)
+        scorer.counts = self.counts.clone()
+        scorer.table = NodeTable.from_rows(self.table.weight.detach().clone()).requires_grad_(False)
+        return scorer.to(self.counts.device)
 
     def settings(self) -> dict[str, Any]:
         return {
