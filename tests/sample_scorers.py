@@ -17,6 +17,7 @@ from beamtree.scorers import (
     RepeatScorer,
     SequenceScorer,
     SumScorer,
+    TrendScorer,
 )
 from beamtree.scorers.memory import recency_weights
 
@@ -54,6 +55,12 @@ def make_factors(tree):
 
 def make_popularity(tree):
     return PopularityScorer.from_counts(tree, torch.randint(100, (tree.num_items,))), histories(tree.num_items)
+
+
+def make_trend(tree):
+    counts = torch.rand(tree.num_items, 2) * 50
+    scorer = TrendScorer.from_counts(tree, counts, [6e5, 3e6], [0.7, 0.4], origin=1_700_000_000, newest=1_700_100_000)
+    return scorer, histories(tree.num_items)
 
 
 def make_sequence(tree):

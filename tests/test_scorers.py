@@ -16,6 +16,7 @@ from sample_scorers import (
     make_sequence,
     make_sum,
     make_sum_with_context,
+    make_trend,
 )
 
 import beamtree as bt
@@ -36,6 +37,7 @@ SCORERS_UNDER_TEST = {
     "repeats": make_repeats,
     "factors": make_factors,
     "popularity": make_popularity,
+    "trend": make_trend,
     "sequence": make_sequence,
     "context": make_context,
     "sum": make_sum,

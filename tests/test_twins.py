@@ -45,6 +45,7 @@ from beamtree.scorers import (
     RepeatScorer,
     SequenceScorer,
     SumScorer,
+    TrendScorer,
 )
 from beamtree.scorers.factors import Factors
 from beamtree.scorers.memory import SubtreeMaxScorer, recency_weights
@@ -158,6 +159,21 @@ def popularity(scorer, tree, x):
     return scorer.scale * scorer.table.weight[:, 0].double()
 
 
+def trend(scorer, tree, x):
+    """Each half-life on its own: counts at the leaves, and above them the largest."""
+    scores = torch.zeros(tree.num_nodes, dtype=torch.float64)
+    for column, (weight, half_life) in enumerate(zip(scorer.weights, scorer.half_lives, strict=True)):
+        best = torch.zeros(tree.num_nodes, dtype=torch.float64)
+        for item, leaf in enumerate(tree.leaf_of_item(torch.arange(tree.num_items)).tolist()):
+            if leaf != PAD:
+                best[leaf] = float(scorer.counts[item, column]) * 2 ** ((scorer.origin - scorer.newest) / half_life)
+        for node in range(tree.level(tree.height).start - 1, -1, -1):
+            first = node * tree.arity + 1
+            best[node] = best[first : first + tree.arity].max()
+        scores += weight * best.sqrt()
+    return scores
+
+
 def linear(scorer, tree, x):
     return dots(scorer, torch.cat([x, torch.ones(1)]))
 
@@ -213,6 +229,7 @@ def named(parts, tree, x):
 DEFINITIONS = {
     FactorScorer: factors,
     PopularityScorer: popularity,
+    TrendScorer: trend,
     SequenceScorer: sequence,
     ContextScorer: context,
     LinearScorer: linear,
@@ -265,6 +282,11 @@ def make_context(tree):
     return ContextScorer.from_table(table, values, torch.randn(3, 6), [0.5, 2.0])
 
 
+def make_trend(tree):
+    counts = torch.rand(ITEMS, 2) * 9
+    return TrendScorer.from_counts(tree, counts, [6e5, 3e6], [0.7, 0.4], 10**9, newest=10**9 + 10**5)
+
+
 def make_deep(tree, **how):
     return DeepScorer(tree.num_nodes, 6, scale=1.0, seed=2, **how)
 
@@ -273,6 +295,7 @@ MAKE = {
     "factors": make_factors,
     "memory": make_memory,
     "popularity": lambda tree: PopularityScorer.from_counts(tree, torch.randint(1, 90, (ITEMS,))).scaled(3.0),
+    "trend": make_trend,
     "repeats": lambda tree: RepeatScorer(0.7),
     "sequence": make_sequence,
     "context": make_context,
@@ -280,7 +303,7 @@ MAKE = {
     "deep, no shared rows": lambda tree: make_deep(tree, share=False),
     "deep, not lifted": lambda tree: make_deep(tree, lift=False),
 }
-ALL_PARTS = ("factors", "memory", "repeats", "popularity", "sequence", "context", "deep")
+ALL_PARTS = ("factors", "memory", "repeats", "popularity", "trend", "sequence", "context", "deep")
 PARTS = {**{name: (name,) for name in MAKE}, "all but context": [n for n in ALL_PARTS if n != "context"]}
 PARTS |= {"all parts": ALL_PARTS, "linear": ()}
 

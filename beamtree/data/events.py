@@ -90,6 +90,26 @@ class Events:
         seconds = self.times[index.cpu().clamp(min=0)] // self.clock
         return torch.where(index == PAD, PAD, seconds.to(index.device))
 
+    def span_of_time(self) -> int:
+        """The seconds from the oldest to the newest of these events; 0 where there is no clock."""
+        times = None if self.times is None else self.times[self.span()]
+        if times is None or self.clock is None or not len(times):
+            return 0
+        return int(times.max() - times.min()) // self.clock
+
+    def decayed(self, half_life: float) -> "Events":
+        """The same events with weights times 2^(-age / half_life), in seconds before the newest of them; 1 on average.
+
+        So penalties mean the same as without. The sign of a weight stays: it says what is to be predicted.
+        """
+        span = self.span()
+        assert self.times is not None
+        assert self.clock is not None
+        age = (self.times[span].max() - self.times).double() / self.clock
+        weights = torch.exp2(-age / half_life).float().to(self.items.device)
+        weights = weights if self.weights is None else weights * self.weights
+        return replace(self, weights=weights / weights[span].abs().mean())
+
     def before(self, start: Tensor, cut: Tensor, length: int) -> Tensor:
         """The newest `length` events from start [B] up to cut [B], newest first [B, length], padded with PAD."""
         index = self.index_before(start, cut, length)

@@ -44,7 +44,7 @@ from beamtree.distributed.sharding import ShardedMemoryScorer
 from beamtree.evaluate import Find
 from beamtree.kernels.threads import one_thread
 from beamtree.parts.closed_form import ClosedForm
-from beamtree.scorers import FactorScorer, MemoryScorer, PopularityScorer
+from beamtree.scorers import FactorScorer, MemoryScorer, PopularityScorer, TrendScorer
 from beamtree.scorers.factors import Factors
 
 
@@ -62,6 +62,13 @@ class ShardedClosedForm(ClosedForm):
 
     def popularity_scorer(self, counts: Tensor) -> PopularityScorer:
         part = super().popularity_scorer(counts)
+        part.table = ShardedTable.of(part.table, Shard.of(self.tree, ranks()))
+        return part
+
+    def trend_scorer(
+        self, counts: Tensor, half_lives: Sequence[float], weights: Sequence[float], end: int
+    ) -> TrendScorer:
+        part = super().trend_scorer(counts, half_lives, weights, end)
         part.table = ShardedTable.of(part.table, Shard.of(self.tree, ranks()))
         return part
 

@@ -14,7 +14,16 @@ from beamtree.data.ids import Ids
 from beamtree.live.placement import MAX_SOURCES, RECENCY, FreeSlots, Placement
 from beamtree.model import TreeModel
 from beamtree.parts.memory import MemoryPart
-from beamtree.scorers import FactorScorer, MemoryScorer, PopularityScorer, Scorer, SumScorer, TableScorer, as_sum
+from beamtree.scorers import (
+    FactorScorer,
+    MemoryScorer,
+    PopularityScorer,
+    Scorer,
+    SumScorer,
+    TableScorer,
+    TrendScorer,
+    as_sum,
+)
 from beamtree.scorers.memory import PARTNERS
 from beamtree.tree import PAD, Tree
 
@@ -53,9 +62,15 @@ def with_items(
     for number, (start, stop) in zip(numbers, pairwise(ends), strict=True):
         slots.take(slots.best(near[start:stop], shares[start:stop]), number)
     grown = tree.with_items(slots.tensor().to(tree.device), len(ids))
-    for table in scorer.tables().values():
-        _write_rows(table, tree, grown, numbers, like, list(new.values()))
+    trends = {name: part.grown(len(ids)) for name, part in scorer.tables().items() if isinstance(part, TrendScorer)}
+    for name, table in scorer.tables().items():
+        if name in trends:
+            trends[name].put_items(grown, torch.tensor(numbers))
+        else:
+            _write_rows(table, tree, grown, numbers, like, list(new.values()))
     parts = as_sum(scorer)
+    if parts is not None and trends:
+        scorer = parts = parts.with_parts(trends)
     if parts is not None and partners:
         edges = _new_edges(parts, numbers, like, list(new.values()))
         scorer = _with_edges(parts, edges, torch.tensor(numbers), len(ids))

@@ -1,6 +1,7 @@
 """User events that arrive after training, and which of them are recorded or already in the training log."""
 
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -175,13 +176,16 @@ class UserEvents:
         self._timed = {key for key in self._timed if key[2] >= before}
         self._requests = {name: at for name, at in self._requests.items() if at >= before}
 
-    def replay(self, entries: Sequence[Mapping[str, Any]], digest: str, more_follow: bool = False) -> None:
-        """Apply journal entries. Events recorded on other models are left out where the training log contains them.
+    def replay(self, entries: Sequence[Mapping[str, Any]], digest: str, more_follow: bool = False) -> list[Event]:
+        """Apply journal entries, and return the events that were not recorded before.
+
+        Events recorded on other models are left out where the training log contains them.
 
         Which these are depends on all events of a user: where `more_follow`, those of such users are kept, so that
         entries that are applied one after another lead to the same as all at once.
         """
         rows: dict[str, list[tuple[Event, bool]]] = {}  # by user; whether an event was recorded on this model
+        added: list[Event] = []
         before = [entry["before"] for entry in entries if entry["kind"] == "retire"]
         for entry in entries:
             if entry["kind"] == "events":
@@ -202,9 +206,12 @@ class UserEvents:
             logged = iter([False] * len(others) if self._log is None else self._log.contains(user, others))
             recorded = [event for event, is_current in row if is_current or not next(logged)]
             recorded = [event for event in recorded if event.time is None or event not in saved]
+            known = Counter(self.by_user.get(user, ()))
             self.by_user[user] = [*present, *(event for event in recorded if not is_before(event, self._before))]
+            added += (Counter(self.by_user[user]) - known).elements()
         if before:
             self.retire(max(before))
+        return added
 
     def _note_times(self, events: Mapping[str, Sequence[Event]]) -> None:
         timed = ((user, event.item, event.time) for user, row in events.items() for event in row)

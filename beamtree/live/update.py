@@ -5,10 +5,12 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from beamtree.data import HISTORY, BeforeAfter, Events, Prepared
-from beamtree.data.times import as_time
+from beamtree.data.times import MICRO, as_time
+from beamtree.live.events import now
 from beamtree.live.live_model import LiveModel
 from beamtree.live.placement import NewItem
 from beamtree.live.refit import fitted_sections, has_closed_form, refit_parts, seed_of
+from beamtree.live.trends import second_of
 from beamtree.parts import Part
 
 EXAMPLES = 10  # histories by which a new item of a log is placed, at most
@@ -66,11 +68,13 @@ def _all_events(data: Prepared, sections: Sequence[BeforeAfter], live: LiveModel
     rows = {name: row for row, name in enumerate(data.joined_users(sections))}
     for user in live.events:
         rows.setdefault(user, len(rows))
-    owners, items = [], []
+    owners, items, seconds = [], [], []
     for user, recorded in live.events.items():
-        numbers = live.ids.find_known(event.item for event in recorded)
-        owners += [rows[user]] * len(numbers)
-        items += numbers
+        numbers = live.ids.find([event.item for event in recorded])
+        known = [(number, event) for number, event in zip(numbers, recorded, strict=True) if number is not None]
+        owners += [rows[user]] * len(known)
+        items += [number for number, _ in known]
+        seconds += [second_of(event) for _, event in known]
     owner = torch.cat([torch.repeat_interleave(events.counts()), torch.tensor(owners, dtype=torch.int64)])
     item = torch.cat([events.item_numbers().long(), torch.tensor(items, dtype=torch.int64)])
     weights = events.own_weights()
@@ -79,7 +83,10 @@ def _all_events(data: Prepared, sections: Sequence[BeforeAfter], live: LiveModel
     offsets = torch.nn.functional.pad(torch.bincount(owner, minlength=len(rows)).cumsum(0), (1, 0))
     weights = None if weights is None else weights[order]
     times = None
-    if events.times is not None:  # recorded events are newer than the log
-        newest = events.times.max() if len(events.times) else torch.tensor(0)
-        times = torch.cat([events.times, newest.expand(len(items))])[order]
-    return Events(offsets, item.int()[order], f"{events.name}, {len(items)} more", events.ids, weights, times)
+    if events.times is not None:  # recorded events without a time of their own are as old as the newest of the log
+        newest, clock = int(events.times.max()) if len(events.times) else 0, events.clock
+        present = max(newest, now() // MICRO * (clock or 1))  # a date in the future is a mistake
+        own = [newest if second is None or clock is None else min(second * clock, present) for second in seconds]
+        times = torch.cat([events.times, torch.tensor(own, dtype=torch.int64)])[order]
+    name = f"{events.name}, {len(items)} more"
+    return Events(offsets, item.int()[order], name, events.ids, weights, times, clock=events.clock)

@@ -9,6 +9,7 @@ from beamtree.parts.memory import MemoryPart
 from beamtree.parts.popularity import PopularityPart
 from beamtree.parts.repeats import RepeatsPart
 from beamtree.parts.sequence import SequencePart
+from beamtree.parts.trend import TrendPart
 
 # A new part is one file and one row here. One from outside the package is passed as an argument, `parts`, and tried
 # after these, before the deep part, which is trained beside all others.
@@ -17,6 +18,7 @@ PARTS: tuple[Part, ...] = (
     MemoryPart(),
     RepeatsPart(),
     PopularityPart(),
+    TrendPart(),
     SequencePart(),
     ContextPart(),
     ContentPart(),

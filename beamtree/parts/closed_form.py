@@ -22,8 +22,18 @@ from beamtree.metrics import default_m, hits
 from beamtree.model import TreeModel
 from beamtree.parts.base import ClosedFormPart, Fitting
 from beamtree.progress import Stages, log
-from beamtree.scorers import FactorScorer, MemoryScorer, PopularityScorer, Scorer, SumScorer, with_inputs
+from beamtree.scorers import (
+    FactorScorer,
+    MemoryScorer,
+    PopularityScorer,
+    Scorer,
+    SumScorer,
+    TrendScorer,
+    with_inputs,
+)
 from beamtree.scorers.factors import Factors
+from beamtree.scorers.memory import PARTNERS, recency_weights
+from beamtree.scorers.trend import DAY
 from beamtree.tree import PAD
 
 T = TypeVar("T")
@@ -34,6 +44,11 @@ USUAL_POWER = 0.3  # without validation users
 TRIAL_ITEMS = 1 << 17  # in a trial of λ, only the most popular items are solved for
 MIN_REPEAT_SHARE = 0.005  # share of repeats among targets below which a history is excluded
 DEFAULTS = {"factors": 1.0, "together": 0.5, "next": 1.0, "repeats": 0.5}  # weights without validation users
+HALF_LIFE = "half-life"  # of events, in seconds: what it is recorded as, and the stage in which it is chosen
+HALF_LIVES = (1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32, 1 / 64)  # as shares of the log's length
+HALF_LIFE_SHARE = 3
+MISSES = 2  # half-lives in a row that are no better, after which no shorter one is tried
+LEAST_GAIN = 0.01  # of quality, that a shorter half-life must bring
 WEIGHTS = "weights"  # the stage in which they are chosen, and its share of the time
 WEIGHTS_SHARE = 7
 SAME_ITEMS = 10  # items of a list, where it is seen whether all users get the same
@@ -51,7 +66,8 @@ class ClosedForm(Fitting):
 
     def __post_init__(self) -> None:
         self.own = [part for part in self.parts if isinstance(part, ClosedFormPart)]
-        shares = {name: share for part in self.own for name, share in part.stages.items()} | {WEIGHTS: WEIGHTS_SHARE}
+        shares = {HALF_LIFE: HALF_LIFE_SHARE} if self.fitted_events.span_of_time() else {}
+        shares |= {name: share for part in self.own for name, share in part.stages.items()} | {WEIGHTS: WEIGHTS_SHARE}
         self.stages = Stages("Fitting the closed form", shares, self.on_progress)
         self.log: Events = self.fitted_events.to(self.device)
         slots = self.tree.items()
@@ -70,6 +86,7 @@ class ClosedForm(Fitting):
 
     def fit(self) -> SumScorer:
         """The sum of the closed-form parts, with the weights of the highest recall on the validation users."""
+        self.choose_half_life()
         fitted = [(part, part.fit_candidates(self)) for part in self.own]
         self.choose({name: scorer for _, candidates in fitted for name, scorer in candidates.scorers.items()})
         parts: dict[str, Scorer] = {}
@@ -83,6 +100,43 @@ class ClosedForm(Fitting):
             self.hyperparameters["same"] = scorer.hyperparameters["same"] = same
         self.stages.end()
         return scorer
+
+    def choose_half_life(self) -> None:
+        """Let events count less the older they are, where that finds more.
+
+        Shares of the log's length are tried from the longest on while the quality rises. A refit has the same
+        half-life in seconds, from the new end of the log on.
+        """
+        span = self.log.span_of_time()
+        if not span:
+            return
+        self.stages.begin(HALF_LIFE, 1 + len(HALF_LIVES))
+        if HALF_LIFE not in self.hyperparameters:
+            earlier = "weights" in self.hyperparameters  # of a fit that had none
+            self.hyperparameters[HALF_LIFE] = self._best_half_life(span) if self.validates and not earlier else 0.0
+        half_life = float(self.hyperparameters[HALF_LIFE])
+        if half_life:
+            self.log = self.log.decayed(half_life)
+
+    def _best_half_life(self, span: int) -> float:
+        """The half-life with which sequential rules, which take seconds to fit, find the most; 0 for none."""
+        whole = self.log
+
+        def quality(half_life: float) -> float:
+            self.log = whole.decayed(half_life) if half_life else whole
+            rules = self.memory([self.fit_rules(PARTNERS)], [recency_weights(USUAL_POWER)])
+            return self.broadcast(self.quality(rules))
+
+        chosen, best, missed = 0.0, quality(0.0), 0
+        for share in HALF_LIVES:
+            found, missed = quality(share * span), missed + 1
+            if found >= best * (1 + LEAST_GAIN):
+                chosen, best, missed = share * span, found, 0
+            if missed == MISSES:
+                break
+        self.log = whole
+        log.debug("half-life of events: %s", f"{chosen / DAY:.3g} days" if chosen else "none")
+        return chosen
 
     def is_used(self, name: str) -> bool:
         """Whether a candidate has to be fitted: not where an earlier fit gave it no weight."""
@@ -209,6 +263,11 @@ class ClosedForm(Fitting):
 
     def popularity_scorer(self, counts: Tensor) -> PopularityScorer:
         return PopularityScorer.from_counts(self.tree, counts.to(self.tree.device))
+
+    def trend_scorer(
+        self, counts: Tensor, half_lives: Sequence[float], weights: Sequence[float], end: int
+    ) -> TrendScorer:
+        return TrendScorer.from_counts(self.tree, counts.to(self.tree.device), half_lives, weights, end)
 
     def count_pairs(self) -> ItemMatrix:
         return cooccurrence(self.log, self.data.num_items)

@@ -13,6 +13,7 @@ from beamtree.scorers.repeats import RepeatScorer
 from beamtree.scorers.sequence import SequenceScorer
 from beamtree.scorers.sum import SumScorer, as_sum
 from beamtree.scorers.table import NodeTable
+from beamtree.scorers.trend import TrendScorer
 
 # What a saved model can name. A new scorer is one file and one line here; one from outside is passed to `load_model`.
 SCORERS: tuple[type[Scorer], ...] = (
@@ -24,6 +25,7 @@ SCORERS: tuple[type[Scorer], ...] = (
     RepeatScorer,
     SequenceScorer,
     ContextScorer,
+    TrendScorer,
     SumScorer,
 )
 
@@ -44,6 +46,7 @@ __all__ = [
     "SubtreeMaxScorer",
     "SumScorer",
     "TableScorer",
+    "TrendScorer",
     "as_sum",
     "context_part",
     "context_values",

@@ -1,0 +1,183 @@
+"""Trends: what is chosen now. Events count less the older they are; those that come later count at once."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from beamtree.scorers.base import Contributions, check_histories
+from beamtree.scorers.dot_product import DotProductScorer
+from beamtree.scorers.table import NodeTable, Vectors
+from beamtree.tree import PAD, Tree
+
+TREND = "trend"  # the name of the part
+POWER = 0.5  # of counts
+DAY = 86_400  # seconds
+LATE = 0.25  # half-lives that events may be newer than the time that counts are of
+
+
+class TrendScorer(DotProductScorer):
+    """Σ_k w_k · c_ki^p, where c_ki = Σ_e 2^(-(t - t_e) / h_k) over the events e of item i, and t is that of the newest.
+
+    It is a product of a number of the time and one of the node for each half-life h_k: c is kept as it was at a time
+    T₀, v_n is the largest c^p of the items below n, and u = w · 2^(-p (t - T₀) / h). So a later event only raises the
+    count of its item and the maxima above it, while all others fade. The time is that of what is known and not that of
+    a request: for a log that ended long ago, what was chosen last is the best guess of what is chosen now.
+
+    Args:
+        num_nodes: rows, one per node of the tree.
+        num_items: M.
+        half_lives: h of each column, in seconds.
+        weights: w of each column.
+        origin: T₀, in seconds since 1970.
+        newest: t; T₀ unless given.
+        seed: not used; rows come from `from_counts` or from a file.
+    """
+
+    counts: Tensor  # c at T₀ [M, columns]
+    user: Tensor  # u, which all users share [columns]
+
+    def __init__(
+        self,
+        num_nodes: int,
+        num_items: int,
+        half_lives: Sequence[float],
+        weights: Sequence[float],
+        origin: int,
+        newest: int | None = None,
+        seed: int | None = 0,
+    ) -> None:
+        super().__init__()
+        self.half_lives, self.weights, self.origin = list(half_lives), list(weights), origin
+        self.newest = origin if newest is None else newest
+        self.table = NodeTable(num_nodes, len(self.half_lives), seed=None, dtype=torch.float16)
+        self.table.weight.requires_grad_(False)
+        self.register_buffer("counts", torch.zeros(num_items, len(self.half_lives)))
+        self.register_buffer("user", self._present(), persistent=False)
+
+    def _present(self) -> Tensor:
+        return torch.tensor(self.weights) * self.fading(self.newest) ** POWER
+
+    def fading(self, time: int) -> Tensor:
+        """What is left of an event of T₀ at another time [columns]."""
+        return torch.exp2((self.origin - time) / torch.tensor(self.half_lives)).float()
+
+    @classmethod
+    def from_counts(
+        cls,
+        tree: Tree,
+        counts: Tensor,
+        half_lives: Sequence[float],
+        weights: Sequence[float],
+        origin: int,
+        newest: int | None = None,
+    ) -> "TrendScorer":
+        """The scorer of a tree and the counts of its items at T₀ [M, columns]."""
+        scorer = cls(1, 0, half_lives, weights, origin, newest, seed=None)
+        scorer.counts = counts.float()
+        scorer.table = NodeTable.from_rows(maxima(tree, scorer.values(counts))).requires_grad_(False)
+        return scorer.to(counts.device)
+
+    def values(self, counts: Tensor) -> Tensor:
+        """What counts are worth."""
+        return counts**POWER
+
+    def on_tree(self, old: Tree, new: Tree) -> "TrendScorer":
+        return self.from_counts(new, self.counts, self.half_lives, self.weights, self.origin, self.newest)
+
+    def with_extra_level(self, old: Tree, new: Tree) -> "TrendScorer":
+        return self.from_counts(new, self.counts, self.half_lives, self.weights, self.origin, self.newest)
+
+    def encode(self, tree: Tree, vectors: Vectors, x: Tensor) -> Tensor:
+        return self.user.expand(x.shape[0], -1)
+
+    def contributions(self, tree: Tree, x: Tensor, items: Tensor) -> Contributions:
+        """No event of the history gives anything."""
+        scores = self(self.prepare(tree, x), tree.height, tree.leaf_of_item(items))
+        return Contributions(scores.new_zeros(*scores.shape, x.shape[1]), scores)
+
+    # Events and items that come later
+
+    @torch.no_grad()
+    def with_events(self, tree: Tree, items: Tensor, times: Tensor) -> "TrendScorer":
+        """The scorer after events of items [n] at times [n], in seconds since 1970.
+
+        Where they are hardly newer than T₀ it is this one, changed in place while searches run: maxima only rise, and
+        a search that meets half of a change loses nothing but the change.
+        """
+        if not len(items):
+            return self
+        items, times, newest = items.cpu(), times.cpu(), max(self.newest, int(times.max()))
+        if newest > self.origin + LATE * min(self.half_lives):
+            counts = self.counts * self.fading(newest).to(self.counts)
+            scorer = self.from_counts(tree, counts, self.half_lives, self.weights, newest)
+        else:
+            scorer, self.newest = self, newest
+        share = torch.exp2((times - scorer.origin).unsqueeze(1) / torch.tensor(self.half_lives))
+        scorer.counts.index_add_(0, items.to(self.counts.device), share.to(self.counts))
+        scorer.put_items(tree, items.unique())
+        scorer.user.copy_(scorer._present())
+        return scorer
+
+    @torch.no_grad()
+    def put_items(self, tree: Tree, items: Tensor) -> None:
+        """Give the leaves of items [n] the values of their counts, in place, and set the maxima above them."""
+        leaves = tree.leaf_of_item(items.to(tree.device))
+        items, leaves = items.to(tree.device)[leaves != PAD], leaves[leaves != PAD]
+        values = self.values(self.counts[items.to(self.counts.device)]).half().to(self.table.weight.device)
+        rows = self.table.weight.detach()
+        _write(rows, leaves, values)
+        nodes, child = leaves, torch.arange(1, tree.arity + 1, device=leaves.device)
+        for _ in range(tree.height):
+            nodes = tree.parent(nodes).unique()
+            below = nodes.unsqueeze(1) * tree.arity + child  # also hidden ones
+            _write(rows, nodes, rows[below].amax(1))
+
+    def grown(self, num_items: int) -> "TrendScorer":
+        """The same with room for more items, whose counts are 0, sharing the table."""
+        more = max(0, num_items - len(self.counts))
+        scorer = type(self)(1, 0, self.half_lives, self.weights, self.origin, self.newest, seed=None)
+        scorer.counts = torch.cat([self.counts, self.counts.new_zeros(more, self.counts.shape[1])])
+        scorer.table, scorer.user = self.table, self.user
+        return scorer
+
+    def copy(self) -> "TrendScorer":
+        """The same with a table and counts of its own."""
+        scorer = type(self)(1, 0, self.half_lives, self.weights, self.origin, self.newest, seed=None)
+        scorer.counts = self.counts.clone()
+        scorer.table = NodeTable.from_rows(self.table.weight.detach().clone()).requires_grad_(False)
+        return scorer.to(self.counts.device)
+
+    def settings(self) -> dict[str, Any]:
+        return {
+            "num_nodes": self.table.num_nodes,
+            "num_items": len(self.counts),
+            "half_lives": self.half_lives,
+            "weights": self.weights,
+            "origin": self.origin,
+            "newest": self.newest,
+        }
+
+    def check(self, x: Tensor) -> None:
+        check_histories(x)
+
+
+def maxima(tree: Tree, values: Tensor) -> Tensor:
+    """The values of items [M, columns] at their leaves, and the largest below each other node, as halves."""
+    slots = tree.items()
+    values = values.to(slots.device)
+    best = torch.where((slots != PAD).unsqueeze(1), values[slots.clamp(min=0)], 0.0)
+    levels = [best]
+    for _ in range(tree.height):
+        best = best.view(-1, tree.arity, values.shape[1]).amax(1)
+        levels.append(best)
+    return torch.cat(levels[::-1]).half()
+
+
+def _write(rows: Tensor, nodes: Tensor, values: Tensor) -> None:
+    """Write rows in place; on a CPU without a new version of the tensor, for which arrays would be made again."""
+    if rows.is_cuda:
+        rows[nodes] = values
+    else:
+        rows.numpy()[nodes.numpy()] = values.numpy()

@@ -1,0 +1,114 @@
+"""A morning: an item that nobody bought before sells, is found at noon, and fades."""
+
+import random
+
+import polars as pl
+import pytest
+
+import beamtree as bt
+from beamtree.scorers.trend import DAY
+
+START = 1_704_067_200  # 2024-01-01
+DAYS, HOUR = 140, 3600
+END = START + DAYS * DAY
+FASHIONS, SEASON = 4, 28  # items that are in fashion together, and for how many days
+
+
+def fashion(day, draw):
+    return f"fashion {day // SEASON}.{draw.randrange(FASHIONS)}"
+
+
+def shop_log(users=240):
+    """Half of the events are what is in fashion at that time, the others one of five items of the user's group."""
+    draw, rows = random.Random(0), []
+    for user in range(users):
+        for _ in range(20):
+            at = draw.randrange(DAYS * DAY)
+            item = fashion(at // DAY, draw) if draw.random() < 0.5 else f"group {user % 12}.{draw.randrange(5)}"
+            rows.append((f"u{user}", item, START + at))
+    return pl.DataFrame(rows, schema=["user", "item", "time"], orient="row").sort("user", "time")
+
+
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory):
+    shop = bt.Recommender(steps=0, sequence=False)
+    date = pl.from_epoch(pl.Series([END - 14 * DAY])).dt.to_string("%Y-%m-%d")[0]
+    shop.fit(shop_log(), split=f"time:{date}", val_users=150, test_users=50, verbose=False)
+    folder = tmp_path_factory.mktemp("morning") / "run"
+    shop.save(folder)
+    return folder
+
+
+@pytest.fixture
+def shop(fitted):
+    return bt.Recommender.load(fitted)
+
+
+def firsts(shop, m=5):
+    return {user: shop.recommend([f"group {user}.0", f"group {user}.1"], m=m)["item"].to_list() for user in range(12)}
+
+
+def found(shop, item, m=5):
+    """By how many of twelve kinds of users, none of whom ever met it."""
+    return sum(item in items for items in firsts(shop, m).values())
+
+
+def morning(live, item, buyers=40):
+    """It sells from 9 to 12, and other items as ever."""
+    draw = random.Random(1)
+    for sale in range(buyers):
+        at = (END + 9 * HOUR + sale * 3 * HOUR // buyers) * 10**6
+        live.record_events([(f"early {sale}", [item], at)])
+        live.record_events([(f"other {sale}", [fashion(DAYS - 1, draw)], at)])
+
+
+def week_after(live):
+    draw = random.Random(2)
+    for sale in range(400):
+        at = (END + 12 * HOUR + sale * 7 * DAY // 400) * 10**6
+        live.record_events([(f"later {sale}", [fashion(DAYS - 1, draw)], at)])
+
+
+def test_what_sells_in_the_morning_is_found_at_noon_and_fades_a_week_later(shop):
+    assert "trend" in shop.model.scorer.names
+    shop.update_items({"tent": {"like": ["group 0.0"]}})
+    live = shop._live_model()
+    assert found(shop, "tent") <= 1  # where it was placed
+    morning(live, "tent")
+    assert found(shop, "tent") == 12
+    at_noon = [items.index("tent") for items in firsts(shop, 60).values()]
+    week_after(live)
+    later = [(*items, "tent").index("tent") for items in firsts(shop, 60).values()]
+    assert all(one > other for one, other in zip(later, at_noon, strict=True))
+    assert found(shop, "tent") <= 1
+
+
+def test_it_is_found_after_saving_and_loading(shop, tmp_path):
+    shop.update_items({"tent": {"like": ["group 0.0"]}})
+    morning(shop._live_model(), "tent")
+    shop.save(tmp_path / "run")
+    again = bt.Recommender.load(tmp_path / "run")
+    assert found(again, "tent") == 12
+    assert firsts(again) == firsts(shop)
+
+
+def test_sales_of_an_item_count_when_it_is_added(shop):
+    morning(shop._live_model(), "tent")
+    shop.update_items({"tent": {"like": ["group 0.0"]}})
+    assert found(shop, "tent") == 12
+
+
+def test_a_date_in_the_future_is_a_mistake(shop):
+    before = firsts(shop)
+    shop._live_model().record_events([("u1", ["fashion 0.0"], 4_000_000_000 * 10**6)])
+    assert firsts(shop) == before
+
+
+def test_an_update_refits_trends_to_the_events_with_their_times(shop):
+    trend = shop.model.scorer.part("trend")
+    rows = [(f"new {sale}", "fashion 0.0", END + 2 * DAY + sale) for sale in range(30)]
+    shop.update(pl.DataFrame(rows, schema=["user", "item", "time"], orient="row"))
+    later = shop.model.scorer.part("trend")
+    assert later.origin == END + 2 * DAY + 29
+    assert later.half_lives == trend.half_lives
+    assert found(shop, "fashion 0.0") == 12
