@@ -231,7 +231,9 @@ def load_data(folder: str | Path) -> Prepared:
     for what, array in (("weights", weights), ("times", times), ("contexts", number)):
         if array is not None and len(array) != len(events):
             raise ValueError(f"{folder} is damaged: it has {len(array):,} {what} of {len(events):,} events; {REMEDY}")
-    clock = None if times is None else common_unit(times[:: max(1, len(times) // CLOCK_SAMPLE)])
+    clock = description.get("times", {}).get("unit")
+    if times is not None and "times" not in description:  # prepared before 0.3.0
+        clock = common_unit(times[:: max(1, len(times) // CLOCK_SAMPLE)])
     contexts = None
     if number is not None:
         contexts = EventContexts(number, list(map(json.loads, Ids(folder / "contexts.txt").names)))
