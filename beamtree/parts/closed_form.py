@@ -125,7 +125,7 @@ class ClosedForm(Fitting):
         def quality(half_life: float) -> float:
             self.log = whole.decayed(half_life) if half_life else whole
             rules = self.memory([self.fit_rules(PARTNERS)], [recency_weights(USUAL_POWER)])
-            return self.broadcast(self.quality(rules))
+            return self.quality(rules)
 
         chosen, best, missed = 0.0, quality(0.0), 0
         for share in HALF_LIVES:
