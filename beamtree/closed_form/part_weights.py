@@ -45,7 +45,7 @@ class Candidates:
         models = [TreeModel(tree, part, first_level=first_level).to(device) for part in parts.values()]
         columns = users.columns if isinstance(users, BeforeAfter) else InputColumns()
         width = min(WIDTH, tree.num_items)
-        self._cuts = [cut for cut in CUTS if cut < tree.num_items] or [default_m(tree.num_items)]
+        self.cuts = [cut for cut in CUTS if cut < tree.num_items] or [default_m(tree.num_items)]
 
         def search(rows: Tensor, newest: int = WHOLE_HISTORY) -> Results:
             x, y = (part.to(device) for part in users.batch(rows))
@@ -91,11 +91,11 @@ class Candidates:
 
     def _recalls(self, weights: Tensor) -> Tensor:
         if weights.device.type == "cpu":
-            return sparse.recalls(self._scores, weights, self._gain, self._real, self._cuts)
+            return sparse.recalls(self._scores, weights, self._gain, self._real, self.cuts)
         total = (self._scores @ weights).masked_fill(~self._real, -torch.inf)
-        order = total.topk(min(self._cuts[-1], total.shape[1]), dim=1).indices
+        order = total.topk(min(self.cuts[-1], total.shape[1]), dim=1).indices
         gain = self._gain.gather(1, order).cumsum(1)
-        return gain[:, [min(cut, gain.shape[1]) - 1 for cut in self._cuts]].cpu()
+        return gain[:, [min(cut, gain.shape[1]) - 1 for cut in self.cuts]].cpu()
 
     def calibration(self, weights: Mapping[str, float]) -> Tensor:
         """The probability that an item with the sum g is chosen, for the best items [2, KNOTS]: see `calibrate`.

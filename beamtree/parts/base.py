@@ -121,6 +121,7 @@ class ClosedFormPart(Part):
 
     stages: ClassVar[Mapping[str, int]] = {}  # of its fit, and their shares of the time
     combined_last = False  # whether it needs all other parts when it is combined
+    fades = False  # whether older events count less in it, whatever the half-life of the others is
 
     def obstacle(self, data: Prepared) -> str | None:
         return None

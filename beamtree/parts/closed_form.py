@@ -119,13 +119,27 @@ class ClosedForm(Fitting):
             self.log = self.log.decayed(half_life)
 
     def _best_half_life(self, span: int) -> float:
-        """The half-life with which sequential rules, which take seconds to fit, find the most; 0 for none."""
+        """The half-life with which sequential rules, which take seconds to fit, find the most; 0 for none.
+
+        They are tried beside parts that fade by themselves: what those know of the present needs no half-life.
+        """
         whole = self.log
+        fading = {
+            name: scorer
+            for part in self.own
+            if part.fades
+            for name, scorer in part.fit_candidates(self).scorers.items()
+        }
 
         def quality(half_life: float) -> float:
             self.log = whole.decayed(half_life) if half_life else whole
             rules = self.memory([self.fit_rules(PARTNERS)], [recency_weights(USUAL_POWER)])
-            return self.processes.broadcast(self.quality(rules))
+            tried = {"next": rules, **fading}
+            candidates = self.processes.candidates(self.tree, tried, self.users, self.first_level, self.device)
+            recalls = candidates.user_recalls(choose_weights(candidates)).mean(0).tolist()
+            total = sum(recall / cut**0.5 for cut, recall in zip(candidates.cuts, recalls, strict=True))
+            self.stages.tick()
+            return self.processes.broadcast(float(total))
 
         chosen, best, missed = 0.0, quality(0.0), 0
         for share in HALF_LIVES:

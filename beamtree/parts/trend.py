@@ -24,6 +24,7 @@ class TrendPart(ClosedFormPart):
 
     name = TREND
     stages: ClassVar = {}
+    fades = True
 
     def obstacle(self, data: Prepared) -> str | None:
         return None if data.train.events.clock is not None else "times that are dates or Unix times"
