@@ -124,12 +124,10 @@ class ClosedForm(Fitting):
         They are tried beside parts that fade by themselves: what those know of the present needs no half-life.
         """
         whole = self.log
-        fading = {
-            name: scorer
-            for part in self.own
-            if part.fades
-            for name, scorer in part.fit_candidates(self).scorers.items()
-        }
+        fading: dict[str, Scorer] = {}
+        for part in self.own:
+            if part.fades:
+                fading |= part.fit_candidates(self).scorers
 
         def quality(half_life: float) -> float:
             self.log = whole.decayed(half_life) if half_life else whole
