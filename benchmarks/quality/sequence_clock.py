@@ -1,7 +1,7 @@
 """What times bring to the sequence part: the transformer alone, every item ranked, in PyTorch and nothing else.
 
     python benchmarks/quality/sequence_clock.py arrays movielens-1m.parquet arrays/movielens-1m.npz
-    python benchmarks/quality/sequence_clock.py train arrays/movielens-1m.npz --device cuda --seed 0 --set '{"dim": 256}'
+    python benchmarks/quality/sequence_clock.py train arrays/movielens-1m.npz --device cuda --set '{"layers": 4}'
 
 The first command needs Polars, the second only PyTorch and NumPy. `--split leave-one-out`: the last event of a user is
 for testing, the one before for validation. `--split cut`: what users did in the newest tenth of the events is predicted
@@ -11,8 +11,9 @@ from what they did before; what is chosen is chosen at an earlier cut, in the tr
 import argparse
 import json
 import time
+from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -52,7 +53,7 @@ class Settings:
     without: float = 0.0  # the share of windows that lose their times
     calendar: bool = False  # hour and weekday of the request
     near: bool = False  # a bias by the number of events between two events, too
-    smoothing: float = 0.0
+    smoothing: float = 0.0  # of the labels
 
 
 class Log(NamedTuple):
@@ -173,7 +174,7 @@ class Encoder(nn.Module):
 def draw_windows(
     log: Log, users: Tensor, settings: Settings, generator: torch.Generator
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """A run of events of each user: x and times [B, T], when each position is asked [B, T + 1], targets [B, T + 1, K]."""
+    """Runs of events: x and times [B, T], when each position is asked [B, T + 1], and targets [B, T + 1, K]."""
     device = users.device
     start, stop = log.start[users], log.stop[users]
     spare = (stop - start - settings.length - 1).clamp(min=0)
@@ -196,13 +197,14 @@ def draw_windows(
     return items[:, :-1], times[:, :-1], times, y
 
 
-def loss_of(states: Tensor, vectors: Tensor, y: Tensor, shares: Tensor, settings: Settings, generator: torch.Generator):
+def loss_of(
+    states: Tensor, vectors: Tensor, y: Tensor, shares: Tensor, settings: Settings, generator: torch.Generator
+) -> Tensor:
     """The mean over targets y [N, K] of -log softmax over all items, or over a sample of them with corrections."""
     real = y != PAD
     if not settings.sampled:
-        logits = states.to(torch.bfloat16 if states.is_cuda else states.dtype) @ vectors.to(
-            torch.bfloat16 if states.is_cuda else states.dtype
-        ).T
+        dtype = torch.bfloat16 if states.is_cuda else states.dtype
+        logits = states.to(dtype) @ vectors.to(dtype).T
         if y.shape[1] == 1:
             return cross_entropy(logits.float(), y[:, 0], ignore_index=PAD, label_smoothing=settings.smoothing)
         log_p = logits.float().log_softmax(1)
@@ -219,8 +221,11 @@ def loss_of(states: Tensor, vectors: Tensor, y: Tensor, shares: Tensor, settings
     return (softplus(logits.logsumexp(1, keepdim=True) - own) * real).sum() / real.sum()
 
 
-def train(log: Log, num_items: int, settings: Settings, seed: int, on_check) -> None:
-    """Train; on_check(step, encoder with the running means of the weights) says whether to stop."""
+OnCheck = Callable[[int, "Encoder", Tensor], bool]
+
+
+def train(log: Log, num_items: int, settings: Settings, seed: int, on_check: OnCheck) -> None:
+    """Train; on_check(step, encoder with the running means of the weights, loss) says whether to stop."""
     device = log.items.device
     on_gpu = device.type == "cuda"
     torch.manual_seed(seed)
@@ -233,7 +238,7 @@ def train(log: Log, num_items: int, settings: Settings, seed: int, on_check) -> 
     users = (counts > 1).nonzero().squeeze(1)
     users = users.repeat_interleave(-(-counts[users] // (settings.length + 1)))
     own = torch.zeros(len(log.items), dtype=torch.bool, device=device)
-    for s, e in zip(log.start.tolist(), log.stop.tolist()):
+    for s, e in zip(log.start.tolist(), log.stop.tolist(), strict=True):
         own[s:e] = True
     shares = torch.bincount(log.items[own], minlength=num_items).float()
     shares /= shares.sum()
@@ -269,7 +274,8 @@ def by_length(users: Tensor, lengths: Tensor, size: int, generator: torch.Genera
     users = users[torch.randperm(len(users), generator=generator, device=users.device)]
     group = torch.arange(len(users), device=users.device) // (GROUP * size)
     batches = users[(group * (int(lengths.max()) + 1) + lengths[users]).argsort()].split(size)
-    return [batches[each] for each in torch.randperm(len(batches), generator=torch.Generator().manual_seed(len(users) + int(users[0]))).tolist()]
+    order = torch.randperm(len(batches), generator=generator, device=users.device)
+    return [batches[each] for each in order.tolist()]
 
 
 @torch.no_grad()
@@ -311,7 +317,8 @@ def leave_one_out(log: Log, length: int, left: int) -> tuple[Log, Users]:
     return Log(log.items, log.times, log.start, stop), users_at(log, stop, stop + 1, length)
 
 
-def users_at(log: Log, cut: Tensor, stop: Tensor, length: int, most_seen: int = 1_000) -> Users:
+def users_at(log: Log, cut: Tensor, stop: Tensor, length: int) -> Users:
+    """Users who are asked about at an event each; what comes before another is to be predicted."""
     x, times = log.before(cut, length)
     width = int((stop - cut).max())
     index = cut.unsqueeze(1) + torch.arange(width, device=cut.device)
@@ -322,7 +329,7 @@ def users_at(log: Log, cut: Tensor, stop: Tensor, length: int, most_seen: int = 
 
 def cut(log: Log, share: float, until: float, length: int, coming: int = 10, count: int = 5_000) -> tuple[Log, Users]:
     """Events before a moment, and up to ten that came between it and another for users who were there before it."""
-    index = torch.cat([torch.arange(s, e) for s, e in zip(log.start.tolist(), log.stop.tolist())])
+    index = torch.cat([torch.arange(s, e) for s, e in zip(log.start.tolist(), log.stop.tolist(), strict=True)])
     ordered = log.times.cpu()[index].sort().values
     moments = [int(ordered[min(len(ordered) - 1, int(each * len(ordered)))]) for each in (share, until)]
     user = torch.repeat_interleave(torch.arange(len(log.start)), (log.stop - log.start).cpu())
@@ -338,9 +345,6 @@ def cut(log: Log, share: float, until: float, length: int, coming: int = 10, cou
     both = (trained & (last > first)).nonzero().squeeze(1)
     both = both[torch.linspace(0, len(both) - 1, min(count, len(both)), device=both.device).long()]
     some = Log(log.items, log.times, log.start[both], log.stop[both])
-    known = torch.zeros(int(log.items.max()) + 1, dtype=torch.bool, device=log.items.device)
-    for s, e in zip(events.start.tolist(), events.stop.tolist()):
-        known[log.items[s:e]] = True
     users = users_at(some, first[both], torch.minimum(last[both], first[both] + coming), length)
     return events, users
 
@@ -383,7 +387,8 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=60.0)
     args = parser.parse_args()
     if args.command == "arrays":
-        return make_arrays(args.log, args.out)
+        make_arrays(args.log, args.out)
+        return
     settings = replace(Settings(), **json.loads(args.set))
     arrays = {name: torch.from_numpy(each).to(args.device) for name, each in np.load(args.log).items()}
     offsets, items = arrays["offsets"].long(), arrays["items"].long()
