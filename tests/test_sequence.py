@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 from inner_nodes import train_inner_nodes
+from literal_transformer import literal_state
 from sample_logs import some_events, walks
-from torch.nn.functional import gelu, layer_norm
 
 import beamtree as bt
 from beamtree import PAD
@@ -30,33 +30,6 @@ from beamtree.parts.sequence import (
 from beamtree.scorers import SequenceScorer, dot_product
 from beamtree.scorers.sequence import SequenceEncoder, oldest_first
 from beamtree.train.recipes import parts_report
-
-
-def literal_state(encoder, vectors):
-    """u after all of the vectors [T, dim]: the transformer with loops over positions and heads."""
-    dim = encoder.dim
-    x = [encoder.start, *vectors]
-    x = [row + encoder.positions[t] for t, row in enumerate(x)]
-    for block in encoder.blocks:
-        norm = [layer_norm(row, (dim,), block.before_attention.weight, block.before_attention.bias) for row in x]
-        query, key, value = zip(*((block.attention_in(row)).chunk(3) for row in norm), strict=True)
-        size = dim // block.heads
-        mixed = []
-        for t in range(len(x)):
-            heads = []
-            for head in range(block.heads):
-                part = slice(head * size, (head + 1) * size)
-                weights = torch.stack([query[t][part] @ key[s][part] / math.sqrt(size) for s in range(t + 1)]).softmax(
-                    0
-                )
-                heads.append(sum(weight * value[s][part] for s, weight in enumerate(weights)))
-            mixed.append(torch.cat(heads))
-        x = [row + block.attention_out(each) for row, each in zip(x, mixed, strict=True)]
-        first, _, second, _ = block.mlp
-        norm = [layer_norm(row, (dim,), block.before_mlp.weight, block.before_mlp.bias) for row in x]
-        x = [row + second(gelu(first(each))) for row, each in zip(x, norm, strict=True)]
-    state = layer_norm(x[-1], (dim,), encoder.norm.weight, encoder.norm.bias)
-    return torch.cat([state[:-1], torch.ones(1)])
 
 
 @torch.no_grad()
@@ -195,7 +168,7 @@ def test_beam_leaves_need_a_tree():
 def test_targets_are_coming_events(reach):
     events = Events(torch.tensor([0, 3, 200]), torch.arange(200), "own numbers")
     users = torch.tensor([0, 1] * 20)
-    x, y = draw_windows(events, users, reach, 5, torch.Generator().manual_seed(0))
+    x, y, *_ = draw_windows(events, users, reach, 5, torch.Generator().manual_seed(0))
     assert x.shape == (40, 69)
     assert y.shape == (40, 70, 5)
     ahead = set()

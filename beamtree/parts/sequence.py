@@ -2,20 +2,24 @@
 
 The loss is the cross-entropy over all items, or over a sample of them where there are too many. The part is added to
 the sum with the weight that validation users choose, and only where the sum then finds more for them.
+
+Where times are a clock, a position is asked about at the time of the next event. Some windows lose their times, so that
+requests without a time are answered by the order of events.
 """
 
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import embedding, softplus
+from torch.nn.functional import embedding, pad, softplus
 
 from beamtree.beam import retrieve
 from beamtree.closed_form.part_weights import USERS
 from beamtree.data import HISTORY, BeforeAfter, Events, Prepared
+from beamtree.data.inputs import NO_TIME, Inputs
 from beamtree.data.seeds import epoch_order, mix
 from beamtree.metrics import num_relevant
 from beamtree.model import TreeModel
@@ -34,7 +38,10 @@ STAGE = "Training the sequence part"  # as progress is shown
 DENSE = 100  # events per item from which a log is dense: it needs less dropout and no weight decay
 MAX_REACH = 100  # events that a target may lie ahead
 MAX_TARGETS = 8  # of a position
-LAYERS = 2
+LAYERS, DEEP = 2, 4  # of the transformer; the second with a clock, for a dense log on a GPU
+LENGTH = 200  # events that are read where times are a clock
+TIMELESS = 0.15  # the share of windows that lose their times
+SORTED = 16  # batches that are sorted by length together
 LR, WARM_UP, BETAS = 3e-3, 200, (0.9, 0.98)
 BATCH = 128  # windows in a step
 AVERAGE = 1e-3  # weight of the newest step in the running mean of the weights, which is what is used
@@ -62,6 +69,8 @@ class SequenceSettings:
     batch_size: int = BATCH
     beam_leaves: int = 0  # negatives of a sampled loss that a beam finds for each window
     check_early: int = 0  # steps between the checks of the first EARLY steps; 0 for `check_every`
+    length: int = HISTORY  # events of a window
+    clock: bool = False  # whether times are read
 
     def is_check(self, step: int) -> bool:
         """Whether the model is measured after this step."""
@@ -76,6 +85,7 @@ class SequenceSettings:
 
 def sequence_settings(data: Prepared, device: str) -> SequenceSettings:
     """Settings for a log: regularization by how dense it is, and a reach of as many events as users are asked for."""
+    clock = data.train.events.clock is not None
     dense = int(data.train.events.counts().sum()) >= DENSE * data.num_items
     users = data.val.sample(USERS)
     _, y = users.batch(torch.arange(len(users)))
@@ -90,7 +100,10 @@ def sequence_settings(data: Prepared, device: str) -> SequenceSettings:
         check_every=500,
         sampled=2048 if data.num_items > (4_096 if on_cpu else 250_000) else None,
         batch_size=32 if on_cpu else BATCH,
+        layers=DEEP if clock and dense and not on_cpu else LAYERS,
         check_early=0 if on_cpu else 125,
+        length=LENGTH if clock else HISTORY,
+        clock=clock,
     )
 
 
@@ -196,7 +209,15 @@ def user_vectors(part: DotProductScorer, tree: Tree, users: BeforeAfter, seed: i
     generator = torch.Generator(tree.device).manual_seed(mix(seed, 9))
     rows = torch.randint(len(crops), (count,), generator=generator, device=tree.device)
     vectors = part.table.read(tree, share=False)
-    return torch.cat([part.encode(tree, vectors, crops.batch(each, generator)[0]) for each in rows.split(512)])
+
+    def read(rows: Tensor) -> Tensor:
+        if not part.reads_clock:
+            return crops.batch(rows, generator)[0]
+        events, (start, cut, _) = crops.events, crops.drawn(rows, generator)
+        items, index = (read(start, cut, part.history) for read in (events.before, events.index_before))
+        return Inputs(items, events.seconds(index), events.seconds(cut.unsqueeze(1)), items[:, :0]).joined()
+
+    return torch.cat([part.encode(tree, vectors, read(each)) for each in rows.split(512)])
 
 
 def fit_inner_nodes(part: SequenceScorer, tree: Tree, users: BeforeAfter, device: str, seed: int) -> None:
@@ -236,7 +257,8 @@ def fit_sequence(
     events = events.to(device)
     counts = events.counts()
     users = (counts > 1).nonzero().squeeze(1)
-    users = users.repeat_interleave(-(-counts[users] // HISTORY))  # of each window: one for every HISTORY events
+    users = users.repeat_interleave(-(-counts[users] // settings.length))  # of each window: one for so many events
+    seconds = events.seconds(torch.arange(len(events.items), device=device)) if settings.clock else None
     if not len(users):
         raise ValueError("nothing to train on: no user has two events")
     leaves = None
@@ -244,7 +266,8 @@ def fit_sequence(
         if tree is None:
             raise ValueError(f"beam_leaves={settings.beam_leaves} needs a tree")
         leaves = BeamLeaves(tree.to(device), max(NEGATIVES_BEAM, settings.beam_leaves), settings.beam_leaves)
-    encoder = SequenceEncoder(settings.dim, settings.layers, settings.dropout, seed=seed).to(device)
+    sizes = settings.dim, settings.layers, settings.dropout, settings.length, settings.clock
+    encoder = SequenceEncoder(*sizes, seed=seed).to(device)
     vectors = nn.Parameter(_first_vectors(num_items, settings.dim, start, seed).to(device))
     weights = [*encoder.parameters(), vectors]
     average, means = deepcopy(encoder), [weight.detach().clone() for weight in weights]
@@ -267,13 +290,17 @@ def fit_sequence(
             epoch, batch = divmod(t, per_epoch)
             if batch == 0:
                 order = users[epoch_order(len(users), seed, epoch).to(users.device)]
+                if settings.clock:
+                    order = _by_length(order, counts, settings, mix(seed, epoch))
             rows = order[batch * settings.batch_size :][: settings.batch_size]
             generator.manual_seed(mix(seed, t))
-            x, y = draw_windows(events, rows, settings.reach, settings.targets, generator)
+            windows = draw_windows(events, rows, settings.reach, settings.targets, generator, settings.length, seconds)
+            x, y = windows.x, windows.y
             share = processes.share(len(rows))
             own_x, own_y = share.of(x), share.of(y)
+            clock = [share.of(each) for each in windows[2:] if each is not None]
             with torch.autocast(torch.device(device).type, torch.bfloat16, enabled=on_gpu):
-                states = encoder.train()(embedding(own_x.clamp(min=0), vectors))
+                states = encoder.train()(embedding(own_x.clamp(min=0), vectors), *clock)
             real = (own_y != PAD).any(2)
             states, own_y = states[real].float(), own_y[real]
             if settings.sampled is None:
@@ -298,6 +325,20 @@ def fit_sequence(
     return averaged()
 
 
+def _by_length(users: Tensor, counts: Tensor, settings: SequenceSettings, seed: int) -> Tensor:
+    """The users of an epoch's windows in an order in which those of a batch have windows of about one length.
+
+    Attention grows with the square of the longest window of a batch.
+    """
+    size = settings.batch_size
+    lengths = counts[users].clamp(max=settings.length + 1)
+    group = torch.arange(len(users), device=users.device) // (SORTED * size)
+    users = users[(group * (settings.length + 2) + lengths).argsort(stable=True)]
+    full = len(users) // size
+    batches = users[: full * size].view(full, size)[epoch_order(full, seed, 0).to(users.device)]
+    return torch.cat([batches.flatten(), users[full * size :]])
+
+
 def _first_vectors(num_items: int, dim: int, start: Tensor | None, seed: int) -> Tensor:
     """Vectors of the items before training [M, dim], the bias last: random, or near given vectors."""
     generator = torch.Generator().manual_seed(mix(seed, 2))
@@ -311,20 +352,35 @@ def _first_vectors(num_items: int, dim: int, start: Tensor | None, seed: int) ->
     return vectors
 
 
-def draw_windows(
-    events: Events, users: Tensor, reach: int, targets: int, generator: torch.Generator
-) -> tuple[Tensor, Tensor]:
-    """A random run of events of each user x [B, T], and targets y [B, T + 1, targets] of every position.
+class Windows(NamedTuple):
+    """Runs of events, and what is to be predicted at each of their positions."""
 
-    A target lies 1 to `reach` events ahead of its position, log-uniformly, and is PAD after the last event. The first
-    position is before the first event.
+    x: Tensor  # items [B, T], oldest first
+    y: Tensor  # targets of every position [B, T + 1, K]; the first is before the first event
+    times: Tensor | None = None  # of the events [B, T], in seconds; None where they are not read
+    asked: Tensor | None = None  # the time of the next event of every position [B, T + 1]
+
+
+def draw_windows(
+    events: Events,
+    users: Tensor,
+    reach: int,
+    targets: int,
+    generator: torch.Generator,
+    length: int = HISTORY,
+    seconds: Tensor | None = None,
+) -> Windows:
+    """A random run of at most `length` events of each user, and targets of every position.
+
+    A target lies 1 to `reach` events ahead of its position, log-uniformly, and is PAD after the last event. `seconds`
+    are the times of the events [E], of which some windows know nothing.
     """
     device = events.offsets.device
     start, stop = events.offsets[users], events.offsets[users + 1]
-    spare = (stop - start - HISTORY - 1).clamp(min=0)
+    spare = (stop - start - length - 1).clamp(min=0)
     share = torch.rand(len(users), generator=generator, device=device)
     start = start + (share * (spare + 1)).long().minimum(spare)
-    length = min(HISTORY, int((stop - start).max()) - 1)
+    length = min(length, int((stop - start).max()) - 1)
     index = start.unsqueeze(1) + torch.arange(length + 1, device=device)  # of the next event
     ahead = (stop.unsqueeze(1) - index).unsqueeze(2)  # events that come
     most = ahead.clamp(min=1, max=reach)
@@ -334,7 +390,11 @@ def draw_windows(
     real = (ahead > 0).expand_as(offset) & events.is_target(coming)
     y = torch.where(real, events.items[torch.where(real, coming, 0)].long(), PAD)
     x = events.after(start, stop, length)
-    return x, y
+    if seconds is None:
+        return Windows(x, y)
+    known = (torch.rand(len(users), 1, generator=generator, device=device) >= TIMELESS) & (ahead.squeeze(2) > 0)
+    asked = torch.where(known, seconds[torch.where(known, index, 0)], NO_TIME)
+    return Windows(x, y, asked[:, :-1], asked)
 
 
 def cross_entropy(states: Tensor, vectors: Tensor, targets: Tensor) -> Tensor:
@@ -426,6 +486,17 @@ class BeamLeaves:
         """Items, rising, each once; of histories x [B, T], oldest first."""
         if self._model is None or step % REFRESH == 0:
             self._model = TreeModel(self.tree, SequenceScorer.from_items(self.tree, deepcopy(encoder), vectors))
-        items, _ = retrieve(self._model, x.flip(1), beam_size=self.beam_size, m=min(self.leaves, self.tree.num_items))
+        items, _ = retrieve(
+            self._model, self._newest_first(x), beam_size=self.beam_size, m=min(self.leaves, self.tree.num_items)
+        )
         found: Tensor = items[items != PAD].unique()
         return found
+
+    def _newest_first(self, x: Tensor) -> Tensor:
+        """x as the model reads it, without times."""
+        assert self._model is not None
+        x = x.flip(1)
+        if not self._model.scorer.reads_clock:
+            return x
+        x = pad(x, (0, max(0, HISTORY - x.shape[1])), value=PAD)
+        return Inputs(x, torch.full_like(x, NO_TIME), torch.full_like(x[:, :1], NO_TIME), x[:, :0]).joined()
