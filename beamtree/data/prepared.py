@@ -44,6 +44,7 @@ from beamtree.data.contexts import EventContexts
 from beamtree.data.events import Events
 from beamtree.data.factors import choose_factors
 from beamtree.data.ids import Ids, sorted_ids
+from beamtree.data.inputs import NO_TIME
 from beamtree.data.times import common_unit
 from beamtree.data.views import BeforeAfter
 from beamtree.files.atomic import check_replaceable
@@ -98,6 +99,12 @@ class Prepared:
     def sections(self) -> tuple[BeforeAfter, BeforeAfter, BeforeAfter]:
         """The training, validation and test users."""
         return self.train, self.val, self.test
+
+    @cached_property
+    def end(self) -> int:
+        """The time of the newest event, in seconds since 1970; NO_TIME where the times are no clock."""
+        times, clock = self.train.events.times, self.train.events.clock
+        return NO_TIME if times is None or clock is None or not len(times) else int(times.max()) // clock
 
     def holds_out(self, users: object) -> bool:
         """Whether these are validation or test users of this split, or some of them."""

@@ -11,6 +11,7 @@ from beamtree.data.contexts import Context
 from beamtree.data.ids import as_given, as_id
 from beamtree.query.history import id_list, parse_histories
 from beamtree.query.rules import Rules
+from beamtree.query.times import RequestTime, check_time, read_time
 
 Names = Sequence[Any] | np.ndarray  # what tells histories apart: numbers, users or items
 
@@ -35,6 +36,8 @@ class RecommendRequest(NamedTuple):
     filter: Filter | None = None
     rules: Rules | None = None
     context: Context | Sequence[Context] | None = None  # of all histories, or one for each
+    times: Sequence[Sequence[int]] | None = None  # of the events of `histories`, where they are known, in seconds
+    time: RequestTime | None = None  # of the request, in seconds since 1970, or one for each history
 
     @property
     def rows(self) -> int:
@@ -58,11 +61,18 @@ class RecommendRequest(NamedTuple):
                 histories=self.histories[some],
                 users=None if self.users is None else self.users[some],
                 context=self.context if isinstance(self.context, Mapping | None) else self.context[some],
+                times=None if self.times is None else self.times[some],
+                time=self.time if isinstance(self.time, int | None) else self.time[some],
             )
 
 
 def read_request(
-    histories: Any, users: Any, context: Context | Sequence[Context] | None = None, *, integer_users: bool = False
+    histories: Any,
+    users: Any,
+    context: Context | Sequence[Context] | None = None,
+    *,
+    time: Any = None,
+    integer_users: bool = False,
 ) -> tuple[str, Names, RecommendRequest]:
     """The request for what a caller passed, and the name and the values of the column that tells its histories apart.
 
@@ -70,16 +80,21 @@ def read_request(
         histories: one history, a list of several, a dict from user to history or a frame, as in `parse_histories`.
         users: ids of users, instead of histories.
         context: of all histories, or one for each.
+        time: of the request, in any form of `as_time`, or one for each history.
         integer_users: whether the ids of users are integers in the log.
     """
     if (histories is None) == (users is None):
         raise ValueError("give histories or users: one of the two")
     context = context if isinstance(context, Mapping | None) else list(context)
+    request = RecommendRequest(context=context, time=read_time(time))
     if users is not None:
-        users = as_given(id_list(users), integer=integer_users)
-        return "user", users, RecommendRequest(users=users, context=context)
-    key, names, rows = parse_histories(histories)
-    return key, names, RecommendRequest(rows, context=context)
+        names: Names = as_given(id_list(users), integer=integer_users)
+        key, request = "user", request._replace(users=names)
+    else:
+        key, names, rows, times = parse_histories(histories)
+        request = request._replace(histories=rows, times=times)
+    check_time(request.time, request.rows)
+    return key, names, request
 
 
 def make_filter(

@@ -147,6 +147,7 @@ class Service:
 
     async def recommend(self, request: RecommendRequest, timeout_ms: int | None = None) -> RecommendResponse:
         """Answer a request, with others in one batch."""
+        request = present(request)
         self.check_limits(request)
         response: RecommendResponse = await self._in_engine(request, None, timeout_ms)
         self.metrics.count_response(response)
@@ -241,6 +242,11 @@ class Service:
             raise self._rejection("deadline", 503, "other changes are in progress")
         with storing(self.metrics):
             return await result
+
+
+def present(request: RecommendRequest) -> RecommendRequest:
+    """The request as one of now, unless it has a time."""
+    return request._replace(time=int(time.time())) if request.time is None else request
 
 
 def _expire(waiter: "asyncio.Future[Any]") -> None:
