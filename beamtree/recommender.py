@@ -557,7 +557,7 @@ class Recommender:
         snapshot, catalogue = None if self._live is None else self._live.snapshot, None
         model = self._trained_model() if snapshot is None else snapshot.model
         if with_attributes:
-            catalogue = self._catalogue_of_table(model) if snapshot is None else snapshot.catalogue
+            catalogue = self._catalogue_with_ages(model) if snapshot is None else snapshot.catalogue
         ids = _ids(model)
 
         def user_histories(users: Names) -> list[History]:
@@ -596,6 +596,19 @@ class Recommender:
             table = self._tables.get("items", self._options.items)
             catalogue = self._read_catalogue = read_items(table, self._run, self._loaded, _ids(model))
         return catalogue
+
+    def _catalogue_with_ages(self, model: TreeModel) -> Catalogue | None:
+        """The same, and when the items began."""
+        catalogue, data = self._catalogue_of_table(model), self._training_data()
+        if data is None or data.starts is None:
+            return catalogue
+        return (catalogue or Catalogue.of_ids(_ids(model))).with_starts(data.starts)
+
+    def _starts(self, model: TreeModel) -> Callable[[], Tensor] | None:
+        """When the items began, in seconds; None where the log has no clock."""
+        catalogue, data = None if self._live is None else self._live.catalogue, self._training_data()
+        starts = catalogue.starts if catalogue is not None else None if data is None else data.starts
+        return None if starts is None else lambda: torch.from_numpy(starts.seconds(model.tree.num_items))
 
     def _training_data(self) -> Prepared | None:
         return self.data if self._data is not None or self._data_source is not None else None
@@ -649,7 +662,8 @@ class Recommender:
         model, which, fitted = model_to_measure(
             model, users, self._training_data(), self._run, events, lambda: self.before_refit
         )
-        result = evaluate(model, users, beam_size=beam, m=cuts, metrics=metrics, exclude_seen=exclude_seen, by=by)
+        how: dict[str, Any] = {"m": cuts, "metrics": metrics, "exclude_seen": exclude_seen, "by": by}
+        result = evaluate(model, users, beam_size=beam, starts=self._starts(model), **how)
         result.frame_kind, result.model = self._frame or self._run.get("frame"), which
         result.warnings = warnings_about(result, users, fitted)
         for warning in result.warnings:

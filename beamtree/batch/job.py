@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from beamtree.data import Prepared
 from beamtree.data.inputs import NO_TIME
 from beamtree.ingest.columns import LogColumns
 from beamtree.live.saved import read_run_catalogue, users_of_run
@@ -58,7 +59,8 @@ def make_searcher(
     `data` is its log, where that was moved.
     """
     ids = ids_of(run, model)
-    catalogue = read_run_catalogue(run, ids) if request.needs_attributes else None
+    log = log_of_run(run, model, data) if request.reads_age else None
+    catalogue = read_run_catalogue(run, ids, log) if request.needs_attributes else None
     return Searcher(model, ids, catalogue=catalogue, user_histories=user_histories, end=end_of_run(run, model, data))
 
 
@@ -67,12 +69,20 @@ def end_of_run(run: Path, model: TreeModel, data: Path | None = None) -> Now:
 
     @cache
     def end() -> int:
-        try:
-            return users_of_run(run, open_data(run, model, data)).end
-        except (ValueError, OSError):
-            return NO_TIME
+        log = log_of_run(run, model, data)
+        return NO_TIME if log is None else users_of_run(run, log).end
 
     return end
+
+
+def log_of_run(run: Path, model: TreeModel, data: Path | None = None) -> Prepared | None:
+    """The log of a run; None where it is missing, unless a folder is given."""
+    try:
+        return open_data(run, model, data)
+    except (ValueError, OSError):
+        if data is not None:
+            raise
+        return None
 
 
 def _digest(ids: Sequence[str] | None) -> str | None:

@@ -30,7 +30,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import compress
 from pathlib import Path
 from tokenize import TokenError
@@ -40,6 +40,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from beamtree.data.ages import ItemStarts
 from beamtree.data.contexts import EventContexts
 from beamtree.data.events import Events
 from beamtree.data.factors import choose_factors
@@ -105,6 +106,14 @@ class Prepared:
         """The time of the newest event, in seconds since 1970; NO_TIME where the times are no clock."""
         times, clock = self.train.events.times, self.train.events.clock
         return NO_TIME if times is None or clock is None or not len(times) else int(times.max()) // clock
+
+    @cached_property
+    def starts(self) -> ItemStarts | None:
+        """When each item began; None where the times are no clock."""
+        events = self.train.events
+        if events.times is None or events.clock is None:
+            return None
+        return ItemStarts(cache(lambda: events.starts(self.num_items).numpy()))
 
     def holds_out(self, users: object) -> bool:
         """Whether these are validation or test users of this split, or some of them."""

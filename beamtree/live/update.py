@@ -1,11 +1,11 @@
 """Learning from new events in closed form: new items are placed, events recorded, and closed-form parts refitted."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 
 from beamtree.data import HISTORY, BeforeAfter, Events, Prepared
-from beamtree.data.times import as_time
+from beamtree.data.times import as_seconds, as_time
 from beamtree.live.live_model import LiveModel
 from beamtree.live.placement import NewItem
 from beamtree.live.refit import fitted_sections, has_closed_form, refit_parts, seed_of
@@ -34,7 +34,8 @@ def update_model(
         run: the content of run.json.
         parts: those from outside the package.
     """
-    live.update_items({name: NewItem(histories=rows) for name, rows in _new_items(live, events).items()})
+    new = {name: NewItem(histories=rows) for name, rows in _new_items(live, events).items()}
+    live.update_items(new, since=_first_times(events, new))
     live.record_events(
         (name, [chosen], None if at is None else as_time(at)) for name, row in events.items() for chosen, at in row
     )
@@ -58,6 +59,16 @@ def _new_items(live: LiveModel, events: NewEvents) -> dict[str, tuple[tuple[str,
             if len(examples) < EXAMPLES:
                 examples.append(tuple([*past, *items[:index]][-HISTORY:]))
     return {item: tuple(example for example in examples if example) for item, examples in result.items()}
+
+
+def _first_times(events: NewEvents, items: Collection[str]) -> dict[str, int]:
+    """When each of some items was first chosen, in seconds since 1970, where the times are a clock."""
+    result: dict[str, int] = {}
+    for item, time in (event for row in events.values() for event in row if event[0] in items):
+        seconds = None if time is None else as_seconds(time)
+        if seconds is not None:
+            result[item] = min(seconds, result.get(item, seconds))
+    return result
 
 
 def _all_events(data: Prepared, sections: Sequence[BeforeAfter], live: LiveModel) -> Events:

@@ -7,11 +7,12 @@ import numpy as np
 
 from beamtree.beam import BeamSize
 from beamtree.data import Ids
+from beamtree.data.ages import AGE
 from beamtree.data.contexts import Context
 from beamtree.data.ids import as_given, as_id
 from beamtree.query.history import id_list, parse_histories
 from beamtree.query.rules import Rules
-from beamtree.query.times import RequestTime, check_time, read_time
+from beamtree.query.times import Now, RequestTime, check_time, read_time
 
 Names = Sequence[Any] | np.ndarray  # what tells histories apart: numbers, users or items
 
@@ -23,6 +24,7 @@ class Filter(NamedTuple):
     exclude: tuple[str, ...] = ()  # ids
     category: str | None = None  # or below it
     where: str | None = None  # an expression over attributes, see `Catalogue.where`
+    time: int | None = None  # at which the age of items is measured, where this or rules read it, in seconds
 
 
 class RecommendRequest(NamedTuple):
@@ -49,6 +51,21 @@ class RecommendRequest(NamedTuple):
         """Whether an answer depends on attributes of the items."""
         by_filter = self.filter is not None and self.filter.where is not None
         return by_filter or (self.rules is not None and self.rules.needs_attributes)
+
+    @property
+    def reads_age(self) -> bool:
+        """Whether an answer depends on the age of items."""
+        by_filter = self.filter is not None and self.filter.where is not None and AGE in self.filter.where
+        return by_filter or (self.rules is not None and self.rules.reads_age)
+
+    def measured_at(self, now: Now) -> "RecommendRequest":
+        """The request with the time at which the age of items is measured: its own, or else that of `now`."""
+        if not self.reads_age or (self.filter is not None and self.filter.time is not None):
+            return self
+        times = {now()} if self.time is None else {self.time} if isinstance(self.time, int) else set(self.time)
+        if len(times) > 1:
+            raise ValueError(f"{AGE} is measured at one time: give one `time` for all histories")
+        return self._replace(filter=(self.filter or Filter())._replace(time=times.pop() if times else now()))
 
     def batches(self, size: int) -> Iterator["RecommendRequest"]:
         """The same request for `size` of its histories or users at a time; at least one."""

@@ -73,6 +73,7 @@ class Searcher:
         """Answer one request of any size."""
         check_context(self.model, request.context, request.rows)
         check_time(request.time, request.rows)
+        request = request.measured_at(self.end)
         parts, done = list[RecommendResponse](), 0
         on_progress("Recommending", 0, request.rows)
         for batch in request.batches(BATCH):

@@ -42,6 +42,13 @@ class BoostBody(RequestBody):
     where: Expression | None = None
 
 
+class FreshBody(RequestBody):
+    """Places for new items."""
+
+    days: Number = Field(description="Items younger than this are new.")
+    least: StrictInt = Field(default=1, description="How many items of an answer are new, at least.")
+
+
 class RulesBody(RequestBody):
     """What the items of an answer must keep to."""
 
@@ -53,6 +60,7 @@ class RulesBody(RequestBody):
     )
     pins: list[Id] | dict[str, Id] = Field(default=[], description="Ids for the first places, or by place.")
     diversity: Number = Field(default=0, description="0: only the score counts; 1: only variety.")
+    fresh: FreshBody | None = Field(default=None, description="How many items are new, at least.")
 
 
 class SearchBody(RequestBody):

@@ -23,6 +23,7 @@ from beamtree.serve.http.metrics import Metrics
 
 T = TypeVar("T")
 ROWS_PER_TIMEOUT = 10  # histories or changes that the timeout is meant for; more get proportionally longer
+AGE_STEP = 600  # seconds
 RETRY_HINT = "try again later, or with a larger timeout_ms"
 
 
@@ -245,8 +246,10 @@ class Service:
 
 
 def present(request: RecommendRequest) -> RecommendRequest:
-    """The request as one of now, unless it has a time."""
-    return request._replace(time=int(time.time())) if request.time is None else request
+    """The request as one of now, unless it has a time. Ages change in steps, so that filters by them can be kept."""
+    now = int(time.time())
+    request = request.measured_at(lambda: now - now % AGE_STEP)
+    return request._replace(time=now) if request.time is None else request
 
 
 def _expire(waiter: "asyncio.Future[Any]") -> None:
