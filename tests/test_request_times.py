@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from serving import serving
 
 import beamtree as bt
+from beamtree.batch.files import open_histories, write_results
+from beamtree.batch.job import make_searcher
 from beamtree.data.inputs import NO_TIME
 from beamtree.live import LiveModel
 from beamtree.query import History, RecommendRequest, encode_history, hidden_items
 from beamtree.query.times import in_order, read_time
 from beamtree.scorers import PopularityScorer
-from beamtree.batch.files import open_histories, write_results
-from beamtree.batch.job import make_searcher
 from beamtree.serve.engine.engine import EngineOptions
 from beamtree.serve.engine.served_run import LoadedRun
 from beamtree.serve.http.service import Service
