@@ -383,8 +383,10 @@ class Recommender:
             allowed: ids that may be recommended. Default: all.
             exclude: ids that may not be recommended.
             where: which items may be recommended, as an expression over the columns of the table `items`, such as
-                "category == 'lamps' and price < 50". Items without a value do not pass.
-            rules: boosts, pins, at most n items of one kind, diversity: `Rules`, or a dict of the same arguments.
+                "category == 'lamps' and price < 50", and over their age: "age_days < 30". Items without a value do not
+                pass.
+            rules: boosts, pins, at most n items of one kind, diversity, places for new items: `Rules`, or a dict of the
+                same arguments.
             context: what is known of the request, in the columns of `context` of fit: {"country": "DE", "hour": 20} for
                 all histories, or a list with one for each. Values that are missing or unknown change nothing.
             time: of the request, for parts that know the time: a date or a Unix time, for all histories, or a list with

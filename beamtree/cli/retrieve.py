@@ -93,7 +93,8 @@ def retrieve_items(
     rules: Annotated[
         str | None,
         typer.Option(
-            help="Rules on the answers, as JSON or a file of it: boosts, at_most, pins, diversity; see docs/rules.md."
+            help="Rules on the answers, as JSON or a file of it: boosts, at_most, pins, diversity, fresh; see "
+            "docs/rules.md."
         ),
     ] = None,
     context: Annotated[
