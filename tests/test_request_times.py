@@ -20,6 +20,7 @@ from beamtree.batch.files import open_histories, write_results
 from beamtree.batch.job import make_searcher
 from beamtree.data.inputs import NO_TIME
 from beamtree.live import LiveModel
+from beamtree.live.update import _all_events
 from beamtree.query import History, RecommendRequest, encode_history, hidden_items
 from beamtree.query.times import in_order, read_time
 from beamtree.scorers import PopularityScorer
@@ -225,6 +226,21 @@ def test_events_of_updates_are_in_the_order_of_time_and_move_the_end(shop, tmp_p
     again = bt.Recommender.load(tmp_path / "saved", scorers=(ClockScorer,))
     assert again._end() == END + DAY
     assert again._known_users().histories(["u99"], again.ids)[0].times == [END]
+
+
+def test_a_refit_knows_when_recorded_events_happened(shop):
+    new = [("u04", "i39", START + DAY // 2), ("u04", "i38", END + DAY), ("u99", "i37", END)]
+    shop.update(pl.DataFrame(new, schema=["user", "item", "time"], orient="row"))
+    data = shop.data
+    events = _all_events(data, data.sections, shop._live)
+    assert events.clock == data.train.events.clock
+    names = [*data.joined_users(data.sections), "u99"]
+    logged = [(user, item, at) for user in names[:-1] for item, at in zip(*of_log(user), strict=True)]
+    expected = sorted([*logged, *new], key=lambda row: (names.index(row[0]), row[2]))
+    owner = torch.repeat_interleave(events.counts()).tolist()
+    seconds = events.seconds(torch.arange(len(owner))).tolist()
+    items = [shop.ids.name(item) for item in events.items.tolist()]
+    assert [*zip([names[row] for row in owner], items, seconds, strict=True)] == expected
 
 
 def test_events_without_times_were_when_they_were_received(shop):

@@ -5,7 +5,9 @@ from collections.abc import Collection, Mapping, Sequence
 import torch
 
 from beamtree.data import HISTORY, BeforeAfter, Events, Prepared
+from beamtree.data.inputs import NO_TIME
 from beamtree.data.times import as_seconds, as_time
+from beamtree.live.events import in_seconds
 from beamtree.live.live_model import LiveModel
 from beamtree.live.placement import NewItem
 from beamtree.live.refit import fitted_sections, has_closed_form, refit_parts, seed_of
@@ -72,25 +74,37 @@ def _first_times(events: NewEvents, items: Collection[str]) -> dict[str, int]:
 
 
 def _all_events(data: Prepared, sections: Sequence[BeforeAfter], live: LiveModel) -> Events:
-    """The events of some sections, with recorded events after those of each user; new users come last."""
+    """The events of some sections with those recorded since, by user; new users come last.
+
+    Where the log has a clock, a user's events are in the order of their times; else recorded ones are the newest.
+    """
     events = data.joined(sections)
     rows = {name: row for row, name in enumerate(data.joined_users(sections))}
     for user in live.events:
         rows.setdefault(user, len(rows))
-    owners, items = [], []
+    owners, items, seconds = list[int](), list[int](), list[int]()
     for user, recorded in live.events.items():
-        numbers = live.ids.find_known(event.item for event in recorded)
-        owners += [rows[user]] * len(numbers)
-        items += numbers
+        for event, number in zip(recorded, live.ids.find([event.item for event in recorded]), strict=True):
+            if number is not None:
+                owners.append(rows[user])
+                items.append(number)
+                seconds.append(in_seconds(event))
     owner = torch.cat([torch.repeat_interleave(events.counts()), torch.tensor(owners, dtype=torch.int64)])
     item = torch.cat([events.item_numbers().long(), torch.tensor(items, dtype=torch.int64)])
     weights = events.own_weights()
     weights = None if weights is None else torch.cat([weights, torch.ones(len(items))])
-    order = owner.argsort(stable=True)
-    offsets = torch.nn.functional.pad(torch.bincount(owner, minlength=len(rows)).cumsum(0), (1, 0))
-    weights = None if weights is None else weights[order]
-    times = None
-    if events.times is not None:  # recorded events are newer than the log
+    times, order = None, owner.argsort(stable=True)
+    if events.times is not None:
         newest = events.times.max() if len(events.times) else torch.tensor(0)
-        times = torch.cat([events.times, newest.expand(len(items))])[order]
-    return Events(offsets, item.int()[order], f"{events.name}, {len(items)} more", events.ids, weights, times)
+        later = newest.repeat(len(items))
+        if events.clock is not None:
+            own = torch.tensor(seconds, dtype=torch.int64)
+            later = torch.where(own == NO_TIME, later, own * events.clock)
+        times = torch.cat([events.times, later])
+        if events.clock is not None:
+            by_time = times.argsort(stable=True)
+            order = by_time[owner[by_time].argsort(stable=True)]
+        times = times[order]
+    offsets = torch.nn.functional.pad(torch.bincount(owner, minlength=len(rows)).cumsum(0), (1, 0))
+    weights, name = None if weights is None else weights[order], f"{events.name}, {len(items)} more"
+    return Events(offsets, item.int()[order], name, events.ids, weights, times, clock=events.clock)
