@@ -19,6 +19,7 @@ from beamtree.data.catalogue import Catalogue
 from beamtree.data.contexts import Context
 from beamtree.data.frames import check_frame_kind, frame_kind, is_pandas, make_frame
 from beamtree.data.ids import as_given, as_id
+from beamtree.data.inputs import NO_TIME
 from beamtree.data.prepared import DESCRIPTION
 from beamtree.errors import check_device, positive_int, requires
 from beamtree.evaluate import Evaluation, all_cuts, evaluate, warnings_about
@@ -379,13 +380,15 @@ class Recommender:
         where: str | None = None,
         rules: Rules | Mapping[str, Any] | None = None,
         context: Context | Sequence[Context] | None = None,
+        time: Any = None,
         unknown: str = POPULAR,
     ) -> Any:
         """The m best items as a frame with the columns rank, item and score, best first.
 
         Args:
             histories: ids of items, oldest first: one history, a list of several, a dict from user to history, or a
-                frame of events with the columns user, item and time.
+                frame of events with the columns user, item and time. Instead of an id there may be a tuple of the id
+                and the time of the event, a date or a Unix time: such histories are sorted by time.
             users: instead of histories, ids of users: of the log, or of events that `update` brought. All of them
                 are in `users` of this object.
             m: number of items per history.
@@ -394,10 +397,15 @@ class Recommender:
             allowed: ids that may be recommended. Default: all.
             exclude: ids that may not be recommended.
             where: which items may be recommended, as an expression over the columns of the table `items`, such as
-                "category == 'lamps' and price < 50". Items without a value do not pass.
-            rules: boosts, pins, at most n items of one kind, diversity: `Rules`, or a dict of the same arguments.
+                "category == 'lamps' and price < 50", and over their age: "age_days < 30". Items without a value do not
+                pass.
+            rules: boosts, pins, at most n items of one kind, diversity, places for new items: `Rules`, or a dict of the
+                same arguments.
             context: what is known of the request, in the columns of `context` of fit: {"country": "DE", "hour": 20} for
                 all histories, or a list with one for each. Values that are missing or unknown change nothing.
+            time: of the request, for parts that know the time: a date or a Unix time, for all histories, or a list with
+                one for each. Default: for users the time of the newest event of the log and of updates; for histories
+                with times that too, or the time of their newest event if it is later; else it is not known.
             unknown: what users get of whom nothing is known: popular (popular items, with a warning), or error.
 
         For several histories a first column `history` (0, 1, 2, …) or `user` tells them apart. The score is the
@@ -406,7 +414,7 @@ class Recommender:
         known item gets popular items, with a warning unless it is empty; for `users` a last column `popular` says so.
         Items have the type that they had in the log, integers or text, and users the type in which they are given.
         """
-        key, names, request = self._read_request(histories, users, context)
+        key, names, request = self._read_request(histories, users, context, time)
         request = request._replace(m=positive_int("m", m), beam_size=beam_size, exclude_seen=exclude_seen)
         request = request._replace(filter=make_filter(allowed, exclude, where=where), rules=parse_rules(rules))
         response = _search(self._searcher(request.needs_attributes, unknown), request)
@@ -455,6 +463,7 @@ class Recommender:
         *,
         users: Any = None,
         context: Context | Sequence[Context] | None = None,
+        time: Any = None,
         unknown: str = POPULAR,
     ) -> Any:
         """The scores of given items, as a frame with the columns item and score, in the order given.
@@ -464,6 +473,7 @@ class Recommender:
             items: ids of the items: one list for all histories, or a list of lists with one for each.
             users: instead of histories, ids of users of the log.
             context: as in `recommend`.
+            time: as in `recommend`.
             unknown: as in `recommend`: unknown users get the scores of popular items, with a warning, or are an error.
 
         Scores are those of `recommend`, for any item, also for one that the beam would not find. An item that the
@@ -471,7 +481,7 @@ class Recommender:
         tells them apart, and for `users` a last column `popular` says whose scores are those of popular items. Items
         and users have the type in which they are given.
         """
-        key, names, request = self._read_request(histories, users, context)
+        key, names, request = self._read_request(histories, users, context, time)
         searcher, unknown_users = self._searcher(unknown=unknown), list[str]()
         batches = searcher.histories_of(request, unknown_users)
         columns = score_columns(searcher, key, names, batches, items, of_users=users is not None)
@@ -485,6 +495,7 @@ class Recommender:
         *,
         users: Any = None,
         context: Context | Sequence[Context] | None = None,
+        time: Any = None,
         unknown: str = POPULAR,
     ) -> Any:
         """Why items have their scores: what each event of a history gives, as a frame; the first row says why most.
@@ -494,6 +505,7 @@ class Recommender:
             items: the id of an item, or a list of several, for all histories.
             users: instead of histories, ids of users of the log.
             context: as in `recommend`.
+            time: as in `recommend`.
             unknown: as in `recommend`.
 
         Each row is an event of the history (`event`, `event_title`, and its `place`: 1 for the newest) and a part of
@@ -506,7 +518,7 @@ class Recommender:
         event gives; then events that lower it. Without a known item in the history, popular items are recommended, and
         contributions are shares of all events. Hidden items are explained too, with a warning.
         """
-        key, names, request = self._read_request(histories, users, context)
+        key, names, request = self._read_request(histories, users, context, time)
         searcher = self._searcher(find_spec("polars") is not None, unknown)  # titles come from a table
         given, unknown_users = id_list(items), list[str]()
         numbers, batches = explained_items(searcher, given), searcher.histories_of(request, unknown_users)
@@ -549,10 +561,11 @@ class Recommender:
         return self._frame_of({**({key: names} if key else {}), "vector": vectors}, histories, users)
 
     def _read_request(
-        self, histories: Any, users: Any, context: Context | Sequence[Context] | None = None
+        self, histories: Any, users: Any, context: Context | Sequence[Context] | None = None, time: Any = None
     ) -> tuple[str, Names, RecommendRequest]:
         data = None if users is None else self._training_data()
-        return read_request(histories, users, context, integer_users=data is not None and data.users.integer)
+        integer = data is not None and data.users.integer
+        return read_request(histories, users, context, time=time, integer_users=integer)
 
     def _searcher(self, with_attributes: bool = False, unknown: str = POPULAR) -> Searcher:
         """A searcher of the current state, with the attributes of the items if a filter or rules read them."""
@@ -560,7 +573,7 @@ class Recommender:
         snapshot, catalogue = None if self._live is None else self._live.snapshot, None
         model = self._trained_model() if snapshot is None else snapshot.model
         if with_attributes:
-            catalogue = self._catalogue_of_table(model) if snapshot is None else snapshot.catalogue
+            catalogue = self._catalogue_with_ages(model) if snapshot is None else snapshot.catalogue
         ids = _ids(model)
 
         def user_histories(users: Names) -> list[History]:
@@ -572,7 +585,13 @@ class Recommender:
                     history_of_user(data, nobody)  # raises an error that says why
             return found
 
-        return Searcher(model, ids, catalogue=catalogue, user_histories=user_histories, masks=self._masks)
+        return Searcher(
+            model, ids, catalogue=catalogue, user_histories=user_histories, end=self._end, masks=self._masks
+        )
+
+    def _end(self) -> int:
+        """The time of the newest event that is known, in seconds since 1970."""
+        return NO_TIME if self._training_data() is None and self._live is None else self._known_users().end
 
     def _frame_of(self, columns: dict[str, Any], *given: Any) -> Any:
         """A frame of columns, of the kind that the user chose, gave, or fitted."""
@@ -593,6 +612,19 @@ class Recommender:
             table = self._tables.get("items", self._options.items)
             catalogue = self._read_catalogue = read_items(table, self._run, self._loaded, _ids(model))
         return catalogue
+
+    def _catalogue_with_ages(self, model: TreeModel) -> Catalogue | None:
+        """The same, and when the items began."""
+        catalogue, data = self._catalogue_of_table(model), self._training_data()
+        if data is None or data.starts is None:
+            return catalogue
+        return (catalogue or Catalogue.of_ids(_ids(model))).with_starts(data.starts)
+
+    def _starts(self, model: TreeModel) -> Callable[[], Tensor] | None:
+        """When the items began, in seconds; None where the log has no clock."""
+        catalogue, data = None if self._live is None else self._live.catalogue, self._training_data()
+        starts = catalogue.starts if catalogue is not None else None if data is None else data.starts
+        return None if starts is None else lambda: torch.from_numpy(starts.seconds(model.tree.num_items))
 
     def _training_data(self) -> Prepared | None:
         return self.data if self._data is not None or self._data_source is not None else None
@@ -646,7 +678,8 @@ class Recommender:
         model, which, fitted = model_to_measure(
             model, users, self._training_data(), self._run, events, lambda: self.before_refit
         )
-        result = evaluate(model, users, beam_size=beam, m=cuts, metrics=metrics, exclude_seen=exclude_seen, by=by)
+        how: dict[str, Any] = {"m": cuts, "metrics": metrics, "exclude_seen": exclude_seen, "by": by}
+        result = evaluate(model, users, beam_size=beam, starts=self._starts(model), **how)
         result.frame_kind, result.model = self._frame or self._run.get("frame"), which
         result.warnings = warnings_about(result, users, fitted)
         for warning in result.warnings:

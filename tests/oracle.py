@@ -111,7 +111,7 @@ def precision_recall_f(retrieved, relevant, m):
     return p, r, (2 * p * r / (p + r) if p + r else 0.0)
 
 
-def answer_by_rules(scores, kinds, limits, pins, m, diversity=0.0, vectors=None, pool=100):
+def answer_by_rules(scores, kinds, limits, pins, m, diversity=0.0, vectors=None, pool=100, new=(), least=0):
     """The answer that `beamtree.query.rules` defines, from all allowed items; all selections are tried.
 
     Args:
@@ -123,6 +123,8 @@ def answer_by_rules(scores, kinds, limits, pins, m, diversity=0.0, vectors=None,
         diversity: d.
         vectors: of each item.
         pool: how many candidates diversity chooses from.
+        new: the new items.
+        least: how many of them the answer has at least, where it can.
     """
 
     def keeps(items):
@@ -157,6 +159,9 @@ def answer_by_rules(scores, kinds, limits, pins, m, diversity=0.0, vectors=None,
             item for item in scores if item not in fixed and keeps([*fixed, item]) and largest([*fixed, item]) == size
         ]
         candidates.sort(key=lambda item: -scores[item])
+        missing = least - len(fixed & set(new))
+        if missing > 0 and size - len(fixed) <= missing:
+            candidates = [item for item in candidates if item in new] or candidates
         if diversity:
 
             def value(item):

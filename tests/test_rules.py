@@ -64,8 +64,16 @@ class Market:
         pins = [(place, int(name)) for place, name in self.rules.pins]
         d, pool = self.rules.diversity, selection.POOL
         return oracle.answer_by_rules(
-            self.scores, self.kinds, self.limits, pins, self.m, d, self.vectors.tolist(), pool
+            self.scores, self.kinds, self.limits, pins, self.m, d, self.vectors.tolist(), pool, *self.fresh
         )
+
+    @property
+    def fresh(self):
+        """The new items, and how many of them there must be."""
+        if self.rules.fresh is None:
+            return (), 0
+        ages = self.frame["age_days"].to_list()
+        return [item for item, age in enumerate(ages) if age is not None and age < 30], self.rules.fresh.least
 
 
 @st.composite
@@ -78,6 +86,8 @@ def markets(draw, size=None):
         {"item": names, **{name: draw(st.lists(value, min_size=size, max_size=size)) for name in COLUMNS}},
         schema={"item": pl.String, **dict.fromkeys(COLUMNS, pl.String)},
     )
+    ages = draw(st.lists(st.sampled_from([None, 3.0, 29.9, 30.0, 400.0]), min_size=size, max_size=size))
+    frame = frame.with_columns(age_days=pl.Series(ages, dtype=pl.Float64))  # a column of that name is the age
     some = st.lists(st.sampled_from(names), unique=True, min_size=1)
     factor = st.sampled_from([0.1, 0.5, 2, 30])
     boosts = draw(
@@ -89,7 +99,8 @@ def markets(draw, size=None):
     pins = draw(st.dictionaries(st.integers(1, 9), st.sampled_from([*names, "99"]), max_size=3))
     pins = {place: name for place, name in pins.items() if list(pins.values()).count(name) == 1}
     at_most = draw(st.dictionaries(st.sampled_from(COLUMNS), st.integers(1, 2), max_size=2))
-    rules = Rules(boosts, at_most, pins, draw(st.sampled_from([0, 0.3, 1])))
+    fresh = draw(st.none() | st.builds(dict, days=st.just(30), least=st.integers(1, 4)))
+    rules = Rules(boosts, at_most, pins, draw(st.sampled_from([0, 0.3, 1])), fresh)
     m = draw(st.integers(1, 8))
     return Market(
         probabilities=draws.random(size).tolist(),
@@ -189,7 +200,13 @@ def test_a_flow_finds_the_largest_number_of_items(available, left, right):
 @pytest.mark.parametrize(
     ("rules", "message"),
     [
-        ({"boost": []}, "give a dict with some of boosts, at_most, pins, diversity"),
+        ({"boost": []}, "give a dict with some of boosts, at_most, pins, diversity, fresh"),
+        ({"fresh": 30}, 'fresh: give a dict of days and how many items at least, {"days": 30, "least": 2}'),
+        ({"fresh": {"least": 2}}, "fresh: give a dict of days"),
+        ({"fresh": {"days": 0}}, "fresh: days=0: give a number above 0"),
+        ({"fresh": {"days": "30"}}, "fresh: days=30: give a number above 0"),
+        ({"fresh": {"days": 30, "least": 0}}, "fresh: least=0: give a whole number from 1"),
+        ({"fresh": {"days": 30, "least": 1.5}}, "fresh: least=1.5: give a whole number from 1"),
         ([], "give a dict"),
         ({"boosts": {"a": 2}}, "a list of at most 6"),
         ({"boosts": [{"factor": 2}]}, "a factor, and items or where"),
@@ -222,6 +239,7 @@ def test_rules_in_every_form_are_the_same(tmp_path):
         "at_most": {"brand": 2},
         "pins": {"3": "a", "1": "b"},
         "diversity": 0.2,
+        "fresh": {"days": 30, "least": 2},
     }
     made = parse_rules(rules)
     (tmp_path / "rules.json").write_text(json.dumps(rules))

@@ -3,7 +3,8 @@
 A file of histories has one of two layouts.
 
 - One row per user: the columns user and history. A history is a list of ids, or text with the ids separated by
-  spaces, commas or |, or a JSON list; oldest first. Every row gets a result, in the order of the file.
+  spaces, commas or |, or a JSON list; oldest first. Every row gets a result, in the order of the file. A column times
+  may have the time of each event, likewise: the events are then put in their order.
 - One row per event, a log as `beamtree prepare` reads it: user, item and, unless the rows are in order, timestamp.
   The rows of a user may be anywhere. A log of more than MAX_EVENTS rows is read several times, each time for the users
   of one bucket of a hash of their ids; results come bucket by bucket, and within one in order of first appearance.
@@ -14,12 +15,15 @@ end, and get their name in one move. Parquet and CSV have the columns user, rank
 per user with lists of items and scores. With rules there is one more column or list, rules.
 """
 
+import json
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 
@@ -32,6 +36,7 @@ from beamtree.ingest.readers import holds_numbers, is_integer_text, open_logs, s
 from beamtree.ingest.sources import Location, find_files
 from beamtree.ingest.times import WHITESPACE
 from beamtree.query import RecommendRequest, Searcher, parse_ids
+from beamtree.query.times import clock_seconds, in_order
 
 MAX_USERS = 1 << 16  # histories in memory
 MAX_EVENTS = 1 << 22  # events in memory, where the file is a log
@@ -53,7 +58,7 @@ class HistoryFile:
     rows: int
     unit: str  # of a row: users or events
     user: pl.DataType  # of the users in the results
-    chunks: Callable[[], Iterator[pl.DataFrame]]  # user, history (a list or text), rows (of the file)
+    chunks: Callable[[], Iterator[pl.DataFrame]]  # user, history (a list or text), rows (of the file), times
 
 
 def open_histories(
@@ -75,16 +80,20 @@ def open_histories(
                 f"{path} has the columns {', '.join(columns)}: give user and history, or user, item and timestamp"
             ) from error
         if history is not None:
-            return _one_row_per_user(path, files, matched.user, history)
+            return _one_row_per_user(path, files, matched.user, history, by_name.get("times"))
         return _one_row_per_event(path, files, wanted, names)
 
 
-def _one_row_per_user(path: str | Path, files: Sequence[Location], user: str, history: str) -> HistoryFile:
+def _one_row_per_user(
+    path: str | Path, files: Sequence[Location], user: str, history: str, times: str | None
+) -> HistoryFile:
     def select(file: Location) -> pl.LazyFrame:
-        frame = scan_file(file, None, [user, history])
+        frame = scan_file(file, None, [user, history, *([] if times is None else [times])])
         types = frame.collect_schema()
         kind = types[history]
+        given = [] if times is None else [pl.col(times).alias("times")]
         return frame.select(
+            *given,
             user=text_id(user, types[user]).str.strip_chars(WHITESPACE),
             history=text_ids(history, kind) if isinstance(kind, pl.List | pl.Array) else text_id(history, kind),
             rows=1,
@@ -109,10 +118,13 @@ def _one_row_per_event(
     rows = _length(log.events)
     trimmed = [pl.col(name).str.strip_chars(WHITESPACE) for name in ("user", "item")]
     is_valid = (pl.col("user") != "") & (pl.col("item") != "")
-    history = pl.col("item")
+    columns = {"history": pl.col("item")}
     if log.columns.time is not None:
         is_valid &= pl.col("time").is_not_null()
-        history = history.sort_by("time", maintain_order=True)
+        columns = {
+            name: pl.col(each).sort_by("time", maintain_order=True)
+            for name, each in (("history", "item"), ("times", "time"))
+        }
     valid = log.events.with_columns(trimmed).filter(is_valid)
     buckets = math.ceil(rows / MAX_EVENTS)
 
@@ -120,7 +132,7 @@ def _one_row_per_event(
         for bucket in range(buckets):
             with _polars_errors(f"{path} cannot be read"):
                 chunk = valid.filter(pl.col("user").hash(0) % buckets == bucket).collect(engine="streaming")
-            yield chunk.group_by("user", maintain_order=True).agg(history=history, rows=pl.len())
+            yield chunk.group_by("user", maintain_order=True).agg(**columns, rows=pl.len())
 
     return HistoryFile(rows, "events", _user_type(files, names, log.columns.user, valid), chunks)
 
@@ -168,8 +180,8 @@ def write_results(
     def frames() -> Iterator[pl.DataFrame]:
         for chunk in histories.chunks():
             for batch in chunk.iter_slices(BATCH):
-                rows = [_ids_of(history) for history in batch["history"].to_list()]
-                results = searcher.recommend(request._replace(histories=rows)).results
+                rows, times = _histories_of(batch, histories.unit == "events", searcher.model.scorer.reads_clock)
+                results = searcher.recommend(request._replace(histories=rows, times=times)).results
                 summary.add(results)
                 count = int(batch["rows"].sum())
                 summary.rows += count
@@ -201,6 +213,38 @@ def check_output(output: Path) -> None:
     if output.suffix.lower() not in SINKS:
         raise ValueError(f"{output}: the formats of results are {', '.join(SINKS)}; end the name in one of these")
     check_writable(output)
+
+
+def _histories_of(
+    batch: pl.DataFrame, of_events: bool, reads_clock: bool
+) -> tuple[list[list[str]], list[list[int]] | None]:
+    """The ids of histories, and the times of their events where the file has them; those of events are in order."""
+    rows = [_ids_of(history) for history in batch["history"].to_list()]
+    if "times" not in batch.columns or (of_events and not reads_clock):
+        return rows, None
+    given = batch["times"].to_list()
+    if of_events:
+        return rows, clock_seconds(given)
+    timed = []
+    for user, row, times in zip(batch["user"].to_list(), rows, given, strict=True):
+        moments = _times_of(times)
+        try:
+            timed.append(in_order(row, moments) if moments else (row, []))
+        except ValueError as error:
+            raise ValueError(f"user {user[:80]!r}: {error}") from error
+    return [row for row, _ in timed], [times for _, times in timed]
+
+
+def _times_of(times: Any) -> list[Any]:
+    """The times of a history: a list, or text with a JSON list, or separated by commas or |, or else by spaces."""
+    if not isinstance(times, str):
+        return [] if times is None else list(times) if isinstance(times, list) else [times]
+    if times.lstrip().startswith("["):
+        try:
+            return list(json.loads(times))
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise ValueError(f"times {times[:80]!r} are no JSON list") from error
+    return [text for text in re.split(r"\s*[,|]\s*" if re.search("[,|]", times) else r"\s+", times.strip()) if text]
 
 
 def _ids_of(history: Sequence[str | None] | str | None) -> list[str]:

@@ -3,15 +3,19 @@
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from beamtree.data import Prepared
+from beamtree.data.inputs import NO_TIME
 from beamtree.ingest.columns import LogColumns
-from beamtree.live.saved import read_run_catalogue
+from beamtree.live.saved import read_run_catalogue, users_of_run
 from beamtree.model import TreeModel
 from beamtree.query import Recommendation, RecommendRequest, Searcher
 from beamtree.query.search import UserHistories, no_users
-from beamtree.storage.runs import ids_of
+from beamtree.query.times import Now
+from beamtree.storage.runs import ids_of, open_data
 
 MAX_EXAMPLES = 5  # unknown ids that a note shows
 
@@ -37,18 +41,48 @@ class BatchJob(NamedTuple):
             **({} if filter is None or filter.where is None else {"where": filter.where}),
             **({} if request.rules is None else {"rules": request.rules.as_dict()}),
             **({} if request.context is None else {"context": request.context}),
+            **({} if request.time is None else {"time": request.time}),
             **{name: getattr(self.columns, name) for name in ("user", "item", "time", "time_format")},
             "names": None if self.names is None else list(self.names),
         }
 
 
 def make_searcher(
-    run: Path, model: TreeModel, request: RecommendRequest, user_histories: UserHistories = no_users
+    run: Path,
+    model: TreeModel,
+    request: RecommendRequest,
+    user_histories: UserHistories = no_users,
+    data: Path | None = None,
 ) -> Searcher:
-    """A searcher of the model of a run, with attributes of the items if a request needs them."""
+    """A searcher of the model of a run, with attributes of the items if a request needs them.
+
+    `data` is its log, where that was moved.
+    """
     ids = ids_of(run, model)
-    catalogue = read_run_catalogue(run, ids) if request.needs_attributes else None
-    return Searcher(model, ids, catalogue=catalogue, user_histories=user_histories)
+    log = log_of_run(run, model, data) if request.reads_age else None
+    catalogue = read_run_catalogue(run, ids, log) if request.needs_attributes else None
+    return Searcher(model, ids, catalogue=catalogue, user_histories=user_histories, end=end_of_run(run, model, data))
+
+
+def end_of_run(run: Path, model: TreeModel, data: Path | None = None) -> Now:
+    """A function for the time of the newest event of a run's log and of the changes saved since; of no log NO_TIME."""
+
+    @cache
+    def end() -> int:
+        log = log_of_run(run, model, data)
+        return NO_TIME if log is None else users_of_run(run, log).end
+
+    return end
+
+
+def log_of_run(run: Path, model: TreeModel, data: Path | None = None) -> Prepared | None:
+    """The log of a run; None where it is missing, unless a folder is given."""
+    try:
+        return open_data(run, model, data)
+    except (ValueError, OSError):
+        if data is not None:
+            raise
+        return None
 
 
 def _digest(ids: Sequence[str] | None) -> str | None:

@@ -114,14 +114,16 @@ def evaluate_run(
     settings = (False, True) if rows else (exclude_seen,)
     users = {setting: users_of(setting) for setting in settings}
     model, which, fitted = honest_model(run, served, users[settings[0]], prepared)
-    name, facts = run.resolve().name, item_facts(model)
+    name, facts = run.resolve().name, item_facts(model, prepared.test)
     results: dict[bool, dict[str, Evaluation]] = {}  # by setting: whether seen items are left out
     with progress(sum(map(len, users.values())) * (1 + len(rows)), "users") as (advance, print_line):
         how: dict[str, Any] = {"m": cuts, "metrics": names, "by": by, "on_users": advance}
         ours = f"{name} (run)" if name in rows else name
         for setting in settings:
             try:
-                result = evaluate(model, users[setting], beam_size=beam, exclude_seen=setting, **how)
+                result = evaluate(
+                    model, users[setting], beam_size=beam, exclude_seen=setting, starts=facts.starts, **how
+                )
             except NothingNewError as error:
                 if not results:
                     raise

@@ -31,6 +31,7 @@ def explain_items(
         list[str] | None,
         typer.Option(metavar="COLUMN=VALUE", help="What is known of the request, such as country=DE; repeatable."),
     ] = None,
+    request_time: options.RequestTime = None,
     data: options.DataFolder = None,
     device: options.Device = "cpu",
     json: Annotated[
@@ -57,7 +58,7 @@ def explain_items(
         given = {"users": list(dict.fromkeys(parse_ids(users, shop.users)))}
         if not given["users"]:
             raise ValueError("--users is empty: give ids of users of the log")
-    given |= {"context": options.parse_context(context), "unknown": "error"}
+    given |= {"context": options.parse_context(context), "time": request_time, "unknown": "error"}
     key = "history" if users is None else "user"
     rows = shop.explain(items=items, **given).to_dicts()
     scores = shop.score(items=items, **given).to_dicts()

@@ -158,6 +158,15 @@ Where = Annotated[
         "the run was trained with, such as \"category == 'lamps' and price < 50\"."
     ),
 ]
+RequestTime = Annotated[
+    str | None,
+    typer.Option(
+        "--request-time",
+        metavar="TIME",
+        help="When the request is made: a date or a Unix time, for parts that know the time. Default: for --users the "
+        "end of the log.",
+    ),
+]
 Device = Annotated[str, training_option("device")]
 Threads = Annotated[
     int | None,

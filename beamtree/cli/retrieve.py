@@ -31,6 +31,7 @@ from beamtree.query import (
     parse_ids,
     read_rules,
 )
+from beamtree.query.times import read_time
 from beamtree.storage.runs import ids_of, open_data, open_model
 
 if TYPE_CHECKING:
@@ -92,13 +93,15 @@ def retrieve_items(
     rules: Annotated[
         str | None,
         typer.Option(
-            help="Rules on the answers, as JSON or a file of it: boosts, at_most, pins, diversity; see docs/rules.md."
+            help="Rules on the answers, as JSON or a file of it: boosts, at_most, pins, diversity, fresh; see "
+            "docs/rules.md."
         ),
     ] = None,
     context: Annotated[
         list[str] | None,
         typer.Option(metavar="COLUMN=VALUE", help="What is known of the request, such as country=DE; repeatable."),
     ] = None,
+    request_time: options.RequestTime = None,
     data: options.DataFolder = None,
     device: options.Device = "cpu",
     json: Annotated[
@@ -115,8 +118,9 @@ def retrieve_items(
     """Retrieve the items that users are likely to want next, for a history given here or for files of any size.
 
     --input has one row per user, with the columns user and history: a list, or ids separated by spaces, commas or |,
-    oldest first. Or it has one row per event, with user, item and, unless the rows are in order, timestamp; the rows of
-    a user may be anywhere. --format, --user, --item, --time and --time-format describe its columns.
+    oldest first; a column times may have the time of each event, likewise. Or it has one row per event, with user, item
+    and, unless the rows are in order, timestamp; the rows of a user may be anywhere. --format, --user, --item, --time
+    and --time-format describe its columns.
 
     --output as Parquet or CSV has the columns user, rank, item and score, which is a probability. JSON lines have one
     object per user with lists of items and scores.
@@ -152,7 +156,7 @@ def retrieve_items(
     options.check_size(m, beam)
     filter = make_filter(options.read_ids(allowed), options.read_ids(exclude), where=where)
     request = RecommendRequest(m=m, beam_size=beam, exclude_seen=exclude_seen, filter=filter, rules=read_rules(rules))
-    request = request._replace(context=options.parse_context(context))
+    request = request._replace(context=options.parse_context(context), time=read_time(request_time))
     job = BatchJob(run, request, columns, names)
     ray = options.uses_ray(engine, address, workers, gpus)
     if ray and not in_folder:
@@ -168,7 +172,7 @@ def retrieve_items(
     elif users is not None:
         log = open_data(run, model, data)
         known, ids = users_of_run(run, log), ids_of(run, model)
-        searcher = make_searcher(run, model, request, lambda names: known.histories(names, ids))
+        searcher = make_searcher(run, model, request, lambda names: known.histories(names, ids), data)
         all_users = known.ids()
         asked = list(dict.fromkeys(parse_ids(users, all_users)))
         for name in asked if unknown == ERROR else ():
@@ -176,7 +180,7 @@ def retrieve_items(
                 history_of_user(log, name)  # raises an error that says why
         _answer_here(searcher, request._replace(users=asked), json, all_users.integer)
     elif history is not None:
-        searcher = make_searcher(run, model, request)
+        searcher = make_searcher(run, model, request, data=data)
         _answer_here(searcher, request._replace(histories=[parse_ids(history, searcher.ids)]), json)
 
 

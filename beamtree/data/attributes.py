@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import polars as pl
 
+from beamtree.data.ages import AGE
 from beamtree.data.columns import MAX_RECENT, Column
 from beamtree.data.ids import Ids
 from beamtree.data.values import common_type, display_texts, from_texts, json_values, kept, kind_of, typed_values
@@ -177,6 +178,11 @@ class ItemTable(NamedTuple):
     def described(self, row: int) -> dict[str, Any]:
         """All columns but that of ids for one item, as JSON has them."""
         return {name: column.get(row) for name, column in self.columns.items() if name != self.item}
+
+
+def age_column(days: np.ndarray) -> pl.Series:
+    """Ages as a column, without a value where they are not known."""
+    return pl.Series(AGE, days).fill_nan(None)
 
 
 def frame_of(columns: Mapping[str, Any]) -> pl.DataFrame:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from beamtree.data.ages import AGE, NO_AGES, ItemStarts
 from beamtree.data.columns import Column
 from beamtree.data.ids import Ids
 from beamtree.errors import requires
@@ -72,6 +73,7 @@ class Catalogue:
         titles: by item number, None if unknown.
         categories: likewise; a path such as `Books/Fiction` is below `Books`.
         table: all that was read about the items, to filter by.
+        starts: when the items began; None where nobody knows.
     """
 
     def __init__(
@@ -80,8 +82,9 @@ class Catalogue:
         titles: Sequence[str | None] | TextColumn = (),
         categories: Sequence[str | None] | TextColumn = (),
         table: "ItemTable | None" = None,
+        starts: ItemStarts | None = None,
     ) -> None:
-        self.ids, self.table = ids, table
+        self.ids, self.table, self.starts = ids, table, starts
         columns = zip(ROLES, (titles, categories), strict=True)
         self._texts = {
             role: texts if isinstance(texts, TextColumn) else TextColumn(list(texts)) for role, texts in columns
@@ -140,8 +143,13 @@ class Catalogue:
             raise ValueError(NO_ATTRIBUTES)
         return names
 
-    def column(self, name: str) -> Column[Any] | None:
+    def column(self, name: str) -> object:
         """A column of the table, or the titles or categories: the same object while none of its values changes."""
+        if self.has_age([name]):
+            return self.starts
+        return self._column(name)
+
+    def _column(self, name: str) -> Column[Any] | None:
         return self._texts.get(name) if self.table is None else self.table.columns.get(name) or self._texts.get(name)
 
     def frame(self, names: Iterable[str]) -> Any:
@@ -150,7 +158,7 @@ class Catalogue:
             from beamtree.data.attributes import frame_of
         columns = {}
         for name in names:
-            column = self.column(name)
+            column = self._column(name)
             columns[name] = self.ids.names if column is None else column.first(len(self.ids))
         return frame_of(columns)
 
@@ -172,18 +180,39 @@ class Catalogue:
         numbers: list[int] = self.passes(expression).nonzero()[0].tolist()
         return numbers
 
-    def passes(self, expression: str) -> np.ndarray:
-        """Whether an expression is true for each item [M]."""
+    def passes(self, expression: str, time: int | None = None) -> np.ndarray:
+        """Whether an expression is true for each item [M]; `time`, in seconds, is that of their age."""
         with requires("", "filtering by attributes"):
             from beamtree.data.expressions import rows_where
-        return rows_where(self.frame(self.columns_read(expression) or self.column_names[:1]), expression)
+        names = self.columns_read(expression)
+        if not self.has_age(names):
+            return rows_where(self.frame(names or self.column_names[:1]), expression)
+        with requires("", "filtering by attributes"):
+            from beamtree.data.attributes import age_column
+        if self.starts is None or time is None:
+            raise ValueError(NO_AGES)
+        frame = self.frame([name for name in names if name != AGE] or ["item"])
+        return rows_where(frame.with_columns(age_column(self.starts.ages(len(self.ids), time))), expression)
 
     def columns_read(self, expression: str) -> list[str]:
         """The columns that an expression reads."""
-        names = self.column_names
         with requires("", "filtering by attributes"):
             from beamtree.data.expressions import columns_read
-        return columns_read(expression, names)
+        if AGE not in expression:
+            return columns_read(expression, self.column_names)
+        try:
+            names = self.column_names
+        except ValueError:
+            names = ["item"]
+        return columns_read(expression, names if AGE in names else [*names, AGE])
+
+    def has_age(self, columns: Sequence[str]) -> bool:
+        """Whether the age of items is among some columns, and not a column of the table that has its name."""
+        return AGE in columns and (self.table is None or AGE not in self.table.columns)
+
+    def with_starts(self, starts: ItemStarts | None) -> "Catalogue":
+        """The same with other times at which the items began."""
+        return Catalogue(self.ids, self._texts["title"], self._texts["category"], self.table, starts)
 
     def values(self, column: str) -> Any:
         """The values of a column as numbers, the same for the same value and -1 for none, as NumPy array [M]."""
@@ -301,7 +330,7 @@ class Catalogue:
         columns = {
             role: column.changed(*texts[role]) if role in texts else column for role, column in self._texts.items()
         }
-        return Catalogue(ids or self.ids, columns["title"], columns["category"], table)
+        return Catalogue(ids or self.ids, columns["title"], columns["category"], table, self.starts)
 
 
 def category_steps(category: str) -> tuple[str, ...]:

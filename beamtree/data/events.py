@@ -110,6 +110,21 @@ class Events:
         weights = weights if self.weights is None else weights * self.weights
         return replace(self, weights=weights / weights[span].abs().mean())
 
+    def starts(self, num_items: int) -> Tensor:
+        """The time of the first event of each item in the log that these users are from, in seconds; NO_TIME for none.
+
+        Items with higher numbers than those of the model are left out [M].
+        """
+        result = torch.full((num_items,), torch.iinfo(torch.int64).max)
+        if self.times is not None and self.clock is not None:
+            items = self.items.cpu().long()
+            known = items < num_items
+            if not bool(known.all()):
+                items = items[known]
+            seconds = self.times if len(items) == len(self.times) else self.times[known]
+            result.scatter_reduce_(0, items, seconds // self.clock, "amin")
+        return result.masked_fill_(result == torch.iinfo(torch.int64).max, PAD)
+
     def before(self, start: Tensor, cut: Tensor, length: int) -> Tensor:
         """The newest `length` events from start [B] up to cut [B], newest first [B, length], padded with PAD."""
         index = self.index_before(start, cut, length)

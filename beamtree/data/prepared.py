@@ -31,7 +31,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import compress
 from pathlib import Path
 from tokenize import TokenError
@@ -41,10 +41,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from beamtree.data.ages import ItemStarts
 from beamtree.data.contexts import EventContexts
 from beamtree.data.events import Events
 from beamtree.data.factors import choose_factors, factors
 from beamtree.data.ids import Ids, sorted_ids
+from beamtree.data.inputs import NO_TIME
 from beamtree.data.times import common_unit
 from beamtree.data.views import BeforeAfter
 from beamtree.files.atomic import check_replaceable
@@ -118,6 +120,20 @@ class Prepared:
     def of_all_events(self) -> "Prepared":
         """The same log, with all events for training: nothing can be chosen on its validation users."""
         return replace(self, train=BeforeAfter(self.joined(self.whole)), earlier=self, choices={})
+
+    @cached_property
+    def end(self) -> int:
+        """The time of the newest event, in seconds since 1970; NO_TIME where the times are no clock."""
+        times, clock = self.train.events.times, self.train.events.clock
+        return NO_TIME if times is None or clock is None or not len(times) else int(times.max()) // clock
+
+    @cached_property
+    def starts(self) -> ItemStarts | None:
+        """When each item began; None where the times are no clock."""
+        events = self.train.events
+        if events.times is None or events.clock is None:
+            return None
+        return ItemStarts(cache(lambda: events.starts(self.num_items).numpy()))
 
     def holds_out(self, users: object) -> bool:
         """Whether these are validation or test users of this split, or some of them."""

@@ -84,7 +84,9 @@ def _loose_date(text: str) -> datetime.datetime:
 def as_time(value: object) -> Time:
     """A time given by a user: a number, or a date such as 2026-12-31 23:59:59, in UTC unless it has an offset."""
     given = value
-    if isinstance(value, datetime.datetime):
+    if type(value).__module__ == "numpy" and hasattr(value, "item"):
+        value = value.item()
+    if isinstance(value, datetime.date):
         value = value.isoformat()
     if isinstance(value, str):
         date = None if is_number(value) else parse_date(value)
@@ -100,3 +102,9 @@ def as_time(value: object) -> Time:
         return value
     date = parse_date(str(int(value))) if DATES[0] <= value <= DATES[1] else None
     return int(value) if date is None else date
+
+
+def as_seconds(value: object) -> int | None:
+    """A time given by a user, in any form of `as_time`, in seconds since 1970; None for one that is only an order."""
+    time = as_time(value)
+    return int(time // MICRO) if unix_unit(time) == MICRO else None

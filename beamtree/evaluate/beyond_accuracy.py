@@ -1,8 +1,8 @@
-"""Metrics of the recommended lists themselves: coverage, novelty, popularity bias and diversity.
+"""Metrics of the recommended lists themselves: coverage, novelty, popularity bias, diversity and age.
 
-Novelty and diversity are means over users of a value of each list. Coverage and popularity bias belong to all lists
-together. For these, each user gets a value such that the mean over users is the metric, and the bootstrap of that mean
-gives its interval: a jackknife value for coverage, the linearised ratio for the bias.
+Novelty, diversity and age are means over users of a value of each list. Coverage and popularity bias belong to all
+lists together. For these, each user gets a value such that the mean over users is the metric, and the bootstrap of that
+mean gives its interval: a jackknife value for coverage, the linearised ratio for the bias.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from beamtree.data.ages import DAY
+from beamtree.data.inputs import NO_TIME
 from beamtree.tree import PAD
+
+NO_AGE = "age: the times of these events are no dates and no Unix times, so items have no age"
+Starts = Callable[[], Tensor]
 
 
 @dataclass(frozen=True)
@@ -24,6 +29,7 @@ class ItemFacts:
     num_items: int | None = None  # that can be recommended
     popularity: Tensor | None = None  # events of each item in training [M]
     vectors: Callable[[Tensor], Tensor] | None = None  # of items [B, m]: [B, m, dim]
+    starts: Starts | None = None  # when each item began, in seconds, NO_TIME where it is not known [M]
 
     @cached_property
     def known_popularity(self) -> Tensor:
@@ -31,6 +37,13 @@ class ItemFacts:
         if self.popularity is None:
             raise ValueError("the popularity of this model's items is unknown: it was not trained on a log")
         return self.popularity.cpu()
+
+    @cached_property
+    def known_starts(self) -> Tensor:
+        """When the items began, on the CPU; a ValueError where it is not known."""
+        if self.starts is None:
+            raise ValueError(NO_AGE)
+        return self.starts().cpu()
 
     @cached_property
     def total(self) -> int:
@@ -46,9 +59,10 @@ class ItemFacts:
 class ListMetric(NamedTuple):
     """What is kept of each user's list, and what all of it makes of each user."""
 
-    keep: Callable[[Tensor, Tensor, ItemFacts], Tensor]  # items [B, m], histories [B, S], facts -> [B, ...]
+    keep: Callable[[Tensor, Tensor, ItemFacts], Tensor]  # items [B, m], what is `read` of users, facts -> [B, ...]
     finish: Callable[[Tensor, ItemFacts], Tensor]  # kept of all users [U, ...] -> values [U], whose mean is the metric
     in_percent: bool = True
+    read: str = "history"  # histories [B, S], or the `time` of the requests [B]
 
 
 def novelty(items: Tensor, history: Tensor, facts: ItemFacts) -> Tensor:
@@ -103,6 +117,21 @@ def coverage(kept: Tensor, facts: ItemFacts) -> Tensor:
     return values
 
 
+def age(items: Tensor, time: Tensor, facts: ItemFacts) -> Tensor:
+    """The mean age of the items of a list at the time of the request, in days, from their first event in the log.
+
+    An item that begins later is 0 days old. Items that never begin are left out; a list of these alone counts as 0.
+    """
+    if bool((time == NO_TIME).any()):
+        raise ValueError(NO_AGE)
+    starts = facts.known_starts
+    known = (items >= 0) & (items < len(starts))
+    start = starts[items.where(known, 0)]
+    known &= start != NO_TIME
+    days = (time.unsqueeze(1) - start).clamp(min=0).double() / DAY
+    return (days * known).sum(1) / known.sum(1).clamp(min=1)
+
+
 def _as_kept(kept: Tensor, facts: ItemFacts) -> Tensor:
     return kept
 
@@ -112,4 +141,5 @@ LIST_METRICS = {
     "novelty": ListMetric(novelty, _as_kept, in_percent=False),
     "popularity_bias": ListMetric(list_and_history_popularity, popularity_bias, in_percent=False),
     "diversity": ListMetric(diversity, _as_kept),
+    "age": ListMetric(age, _as_kept, in_percent=False, read="time"),
 }

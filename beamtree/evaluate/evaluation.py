@@ -14,7 +14,7 @@ from beamtree.data import BeforeAfter, Data, Events, Prepared
 from beamtree.data.frames import make_frame
 from beamtree.data.times import in_micros
 from beamtree.errors import lookup, positive_int
-from beamtree.evaluate.beyond_accuracy import LIST_METRICS, ItemFacts, ListMetric
+from beamtree.evaluate.beyond_accuracy import LIST_METRICS, ItemFacts, ListMetric, Starts
 from beamtree.evaluate.slices import SEGMENTS
 from beamtree.metrics import METRICS, Metric, bootstrap, few_users, hits, num_relevant, recall, weighted_hits
 from beamtree.model import TreeModel
@@ -179,6 +179,7 @@ def evaluate(
     by: str | None = None,
     batch_size: int = 64,
     on_users: OnUsers | None = None,
+    starts: Starts | None = None,
 ) -> Evaluation:
     """The mean over users of each metric at each m, from one search.
 
@@ -188,11 +189,12 @@ def evaluate(
         beam_size: k, or one width for each searched level.
         m: the number of retrieved items, or several cuts of one list.
         metrics: one or several: names of `metrics.METRICS`, weighted_recall, coverage, novelty, popularity_bias,
-            diversity, or your own functions (hits [B, m], |I_x| [B], m) -> [B].
+            diversity, age, or your own functions (hits [B, m], |I_x| [B], m) -> [B].
         exclude_seen: whether items that a user has seen are neither retrieved nor expected.
         by: also for parts of what is to be predicted: by time, history (of the user) or popularity (of the item).
         batch_size: users that are searched together.
         on_users: called with the number of users done since the last call.
+        starts: when each item began, for their age; with their first event in the log of these users unless given.
     """
     model.tree.check_items(data.item_numbers())
     cuts = all_cuts(m)
@@ -203,7 +205,7 @@ def evaluate(
         metrics=metrics,
         exclude_seen=exclude_seen,
         by=by,
-        facts=item_facts(model),
+        facts=item_facts(model, data, starts),
         batch_size=batch_size,
         on_users=on_users,
     )
@@ -215,10 +217,13 @@ def warnings_about(result: Evaluation, users: Data, fitted: FittedUsers | None) 
     return [warning for warning in warnings if warning is not None]
 
 
-def item_facts(model: TreeModel) -> ItemFacts:
-    """What metrics of lists need to know about the items of a model."""
+def item_facts(model: TreeModel, users: Data | None = None, starts: Starts | None = None) -> ItemFacts:
+    """What metrics of lists need to know about the items of a model; `starts` are from the log of `users` else."""
     vectors = model.vectors_of if isinstance(model.scorer, TableScorer) else None
-    return ItemFacts(model.tree.num_visible, model.popularity, vectors)
+    if starts is None and isinstance(users, BeforeAfter) and users.events.clock is not None:
+        events, count = users.events, model.tree.num_items
+        return ItemFacts(model.tree.num_visible, model.popularity, vectors, lambda: events.starts(count))
+    return ItemFacts(model.tree.num_visible, model.popularity, vectors, starts)
 
 
 def search_function(model: TreeModel, beam_size: BeamSize, m: int) -> Find:
@@ -238,12 +243,14 @@ class Batch(NamedTuple):
     y: Tensor  # targets [B, P]
     weights: Tensor  # of the targets [B, P]; [B, 0] where they are not needed, like the next
     history: Tensor  # all items seen before [B, S]
+    time: Tensor  # of the request: that of the first event to come, in seconds [B]; [0] where it is not needed
 
     def of(self, mask: Tensor) -> "Batch":
         """The users with targets in a mask [B, P], with these targets."""
         y = self.y.masked_fill(~mask, PAD)
         users = (y != PAD).any(1)
-        return Batch(self.items[users], y[users], self.weights[users], self.history[users])
+        time = self.time[users] if len(self.time) else self.time
+        return Batch(self.items[users], y[users], self.weights[users], self.history[users], time)
 
 
 class MetricValues:
@@ -262,7 +269,7 @@ class MetricValues:
         for m, name, kept in self._kept:
             metric = self._metrics[name]
             if isinstance(metric, ListMetric):
-                kept.append(metric.keep(batch.items[:, :m], batch.history, self._facts))
+                kept.append(metric.keep(batch.items[:, :m], getattr(batch, metric.read), self._facts))
             elif name == WEIGHTED_RECALL:
                 kept.append(metric(gain, total, m).float())
             else:
@@ -340,7 +347,10 @@ def measure(
             y_weights = nothing if weights is None else weights[index.clamp(min=0).to(weights.device)].cpu()
             history = data.seen(rows).cpu() if "popularity_bias" in named else nothing
             items = find(x[left], exclude[left]).cpu()
-            batch = Batch(items, y[left], y_weights[left], history[left])
+            time = nothing[0]
+            if log_users is not None and "age" in named:
+                time = _request_times(log_users, rows)[left]
+            batch = Batch(items, y[left], y_weights[left], history[left], time)
             measured[0].add(batch)
             if segments is not None:
                 number = segments.of(rows[left], index[left], y[left])
@@ -356,6 +366,13 @@ def measure(
         parts = zip(segments.names, (part.values() for part in measured[1:]), strict=True)
         result.segments = {name: summarise(part, cuts, tuple(of_targets)) for name, part in parts if len(part)}
     return result
+
+
+def _request_times(users: BeforeAfter, rows: Tensor) -> Tensor:
+    """The times of the first events of some users that are to be predicted, else of their newest, in seconds [B]."""
+    first = pad(users.target_index(rows), (0, 1), value=PAD)[:, 0].cpu()
+    newest = users.events.offsets.cpu()[rows + 1] - 1
+    return users.events.seconds(first.where(first != PAD, newest))
 
 
 def all_cuts(m: Iterable[int] | int) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from beamtree.data import Prepared
+from beamtree.data.inputs import NO_TIME
 from beamtree.data.times import MICRO, Time, as_time, unix_unit
 from beamtree.query import logged_events
 
@@ -32,6 +33,12 @@ def is_before(event: Event, before: Time | None) -> bool:
     """Whether an event is older than a time: by its own time, or else by the time it was received."""
     when = event.received if event.time is None else event.time
     return before is not None and (when is None or when < before)
+
+
+def in_seconds(event: Event) -> int:
+    """When an event happened, or else was received, in seconds since 1970; NO_TIME where neither is known."""
+    when = event.time if event.time is not None and is_date(event.time) else event.received
+    return NO_TIME if when is None else int(when // MICRO)
 
 
 def now() -> int:

@@ -15,7 +15,7 @@ from torch import Tensor
 from beamtree.data import Ids, Prepared
 from beamtree.data.catalogue import ROLES, Catalogue
 from beamtree.data.ids import as_id, is_integer
-from beamtree.data.times import Time
+from beamtree.data.times import MICRO, Time
 from beamtree.live.content import Content
 from beamtree.live.edits import with_hidden, with_items, without_items
 from beamtree.live.events import Event, TrainingLog, UserEvents, events_entry, now
@@ -84,6 +84,7 @@ class ItemChange(NamedTuple):
     has_entry: np.ndarray  # which have an entry of their own in a journal: new, moved or shown ones [n]
     stays_hidden: np.ndarray  # which of these stay hidden [n]
     known: Mapping[str, NewItem]  # what says where items are placed, where that changes
+    since: Mapping[str, int]  # when new items began, where the log has a clock
 
     @property
     def counts(self) -> ItemCounts:
@@ -107,7 +108,8 @@ class ItemChange(NamedTuple):
             for index in self.has_entry[rows].nonzero()[0].tolist():
                 own.setdefault(int(rows[index]), {}).update({name: each[index] for name, each in by_field.items()})
         for row in self.has_entry.nonzero()[0].tolist():
-            more = {"values": own[row]} if row in own else {}
+            more: dict[str, Any] = {"values": own[row]} if row in own else {}
+            more |= {"since": self.since[items[row]]} if items[row] in self.since else {}
             yield {"kind": "add", "item": items[row], **self.update.fields_of(row), **more}
         for row in self.stays_hidden.nonzero()[0].tolist():
             yield {"kind": "remove", "item": items[row]}
@@ -120,6 +122,7 @@ class SavedChanges(NamedTuple):
     added: Sequence[str]  # items that are not in the training log
     events: Mapping[str, Sequence[Event]]  # recorded since the training log ended
     dislikes: Mapping[str, Sequence[str]] = {}  # since then, items by user
+    since: Mapping[str, int] = {}  # when those of `added` were, in seconds since 1970, where the log has a clock
 
 
 class LiveModel:
@@ -156,12 +159,15 @@ class LiveModel:
             raise ValueError("the items of this model have no ids: only items with ids can change")
         saved = saved or SavedChanges({}, (), {})
         catalogue = catalogue or Catalogue.of_ids(model.ids)
-        self.snapshot = Snapshot(0, model, with_saved_texts(catalogue, saved))
+        if data is not None:
+            catalogue = catalogue.with_starts(data.starts)
+        self.snapshot = Snapshot(0, model, with_starts(with_saved_texts(catalogue, saved), saved.since))
         self._opened, self._unchanged = catalogue, self.catalogue  # the latter with saved changes, before the journal
         self._data, self._vectors, self._journal, self._digest = data, vectors, journal, digest
         known = {name: item._replace(title=None, category=None) for name, item in saved.items.items()}
         self._items = {name: item for name, item in known.items() if item != NewItem()}  # what says where they are
-        self._added = set(saved.added)  # items that are placed by that or by their attributes, and not by training
+        # Items that are placed by that or by their attributes, and not by training, and since when, where it is known.
+        self._added: dict[str, int | None] = {name: saved.since.get(name) for name in saved.added}
         self._absent: dict[str, dict[str, Any]] = {}  # recorded values of items that this model does not have
         self._user_events = UserEvents(None if data is None else TrainingLog(data), saved.events)
         self._dislikes = {user: list(items) for user, items in saved.dislikes.items()}
@@ -244,12 +250,19 @@ class LiveModel:
                 if title is not None or category is not None:
                     name = self.ids.name(number)
                     items[name] = items.get(name, NewItem())._replace(title=title, category=category)
-        return SavedChanges(items, sorted(self._added), events, dislikes)
+        since = {name: at for name, at in sorted(self._added.items()) if at is not None}
+        return SavedChanges(items, sorted(self._added), events, dislikes, since)
 
     # Changes of items
 
     def update_items(
-        self, items: Any, *, show: bool = False, add: bool = True, model: TreeModel | None = None
+        self,
+        items: Any,
+        *,
+        show: bool = False,
+        add: bool = True,
+        model: TreeModel | None = None,
+        since: Mapping[str, int] = {},
     ) -> ItemCounts:
         """Add items and change those that there are, all or none of them.
 
@@ -258,6 +271,7 @@ class LiveModel:
             show: whether hidden items become visible, as they were, also if they come with changes.
             add: whether to add items that the model does not have; an UnknownItemError if not.
             model: to go on with instead of the present one; it has the same items.
+            since: when new items began, in seconds since 1970; now, where it is not given.
         """
         update = items if isinstance(items, ItemUpdate) else self.parse_update(items)
         freed, background, content = list(self._freed), self._background, self._content
@@ -267,7 +281,7 @@ class LiveModel:
             self._content = None
         try:
             snapshot = self.snapshot if model is None else self.snapshot._replace(model=model)
-            change = self._change(snapshot, update, show, add)
+            change = self._change(snapshot, update, show, add, since=since)
             if change.num_changes and self._journal is not None:
                 self._journal.append(*change.entries())
         except BaseException:
@@ -374,7 +388,7 @@ class LiveModel:
     def _apply(self, change: ItemChange) -> None:
         """Make an update of items visible to searches."""
         new = [change.update.items[row] for row in change.is_new.nonzero()[0].tolist()]
-        self._added.update(new)
+        self._added.update((name, change.since.get(name)) for name in new)
         for name in new if self._absent else ():
             self._absent.pop(name, None)
         self._items.update(change.known)
@@ -390,7 +404,7 @@ class LiveModel:
     def _forget(self, names: Sequence[str]) -> None:
         for name in names:
             self._items.pop(name, None)
-            self._added.discard(name)
+            self._added.pop(name, None)
         catalogue = self.catalogue.cleared(np.array(self.ids.find_known(names)))
         model = self._without_items(self.model, names)
         self._publish(self.snapshot._replace(model=model, catalogue=catalogue), len(names))
@@ -403,7 +417,13 @@ class LiveModel:
         return without_items(model, numbers) if numbers else model
 
     def _change(
-        self, snapshot: Snapshot, update: ItemUpdate, show: bool, add: bool = True, check: bool = True
+        self,
+        snapshot: Snapshot,
+        update: ItemUpdate,
+        show: bool,
+        add: bool = True,
+        check: bool = True,
+        since: Mapping[str, int] = {},
     ) -> ItemChange:
         """What an update does to a snapshot.
 
@@ -413,6 +433,7 @@ class LiveModel:
             show: whether all hidden items of the update become visible, and not only those without changes.
             add: whether items that the model does not have are added.
             check: whether what says where items are placed must be valid: in a journal it was, for another model.
+            since: when new items began, as in `update_items`.
         """
         names, model = update.items, snapshot.model
         numbers = _ids(model).numbers(names)
@@ -427,6 +448,10 @@ class LiveModel:
         if unknown:
             numbers[numbers == PAD] = len(_ids(model)) + np.arange(len(unknown))
             catalogue = catalogue.grown(_ids(model).extended(unknown), unknown)
+        began: dict[str, int] = {}
+        if catalogue.starts is not None and is_new.any():
+            began = {names[row]: since.get(names[row], now() // MICRO) for row in is_new.nonzero()[0].tolist()}
+            catalogue = catalogue.with_starts(catalogue.starts.changed(numbers[is_new].tolist(), [*began.values()]))
         if self._absent:
             catalogue = self._with_absent(catalogue, [names[row] for row in is_new.nonzero()[0].tolist()])
         differs = is_new.copy()
@@ -475,6 +500,7 @@ class LiveModel:
             has_entry,
             has_entry & is_hidden & ~is_shown,
             {names[row]: item for row, item in known.items() if differs[row]},
+            began,
         )
 
     def _known(self, update: ItemUpdate, is_new: np.ndarray) -> dict[int, NewItem]:
@@ -649,7 +675,9 @@ class LiveModel:
             placing[name] = placing_fields(entry)
         catalogue, update = recorded_update(list(entries), values, self.catalogue)
         update = update._replace(placing=placing)
-        self._apply(self._change(self.snapshot._replace(catalogue=catalogue), update, show=True, check=False))
+        since = {name: int(entry["since"]) for name, entry in entries.items() if "since" in entry}
+        snapshot = self.snapshot._replace(catalogue=catalogue)
+        self._apply(self._change(snapshot, update, show=True, check=False, since=since))
 
     def _replay_values(self, values: Mapping[str, Mapping[str, Any]]) -> None:
         """Change attributes. Those of an item that this model does not have wait until it is added."""
@@ -700,6 +728,15 @@ def _placed(model: TreeModel, items: Iterable[str]) -> dict[str, int]:
     numbers = [PAD if number is None else number for number in _ids(model).find(names)]
     rows = zip(names, numbers, _leaves(model, numbers).tolist(), strict=True)
     return {name: number for name, number, leaf in rows if leaf != PAD}
+
+
+def with_starts(catalogue: Catalogue, since: Mapping[str, int]) -> Catalogue:
+    """The catalogue with items that were added since the log ended."""
+    found = zip(since.values(), catalogue.ids.find(since), strict=True)
+    known = {number: at for at, number in found if number is not None}
+    if catalogue.starts is None or not known:
+        return catalogue
+    return catalogue.with_starts(catalogue.starts.changed([*known], [*known.values()]))
 
 
 def with_saved_texts(catalogue: Catalogue, saved: SavedChanges) -> Catalogue:

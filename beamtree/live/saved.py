@@ -13,7 +13,7 @@ from beamtree.data.catalogue import Catalogue
 from beamtree.errors import requires, short_message
 from beamtree.files.checksums import read_checked_json, write_checked_json
 from beamtree.live.events import Event
-from beamtree.live.live_model import LiveModel, SavedChanges, with_saved_texts
+from beamtree.live.live_model import LiveModel, SavedChanges, with_saved_texts, with_starts
 from beamtree.live.placement import new_item
 from beamtree.live.users import Users
 from beamtree.storage.runs import read_run, table_file
@@ -40,10 +40,14 @@ def read_items(items: Any, run: Mapping[str, Any], folder: Path | None, ids: Ids
         return None
 
 
-def read_run_catalogue(folder: Path, ids: Ids) -> Catalogue | None:
-    """The catalogue of a run's table, with the titles and categories saved since; None where there is neither."""
+def read_run_catalogue(folder: Path, ids: Ids, data: Prepared | None = None) -> Catalogue | None:
+    """The catalogue of a run's table and its log, with the changes saved since; None where there is none of these."""
     catalogue, saved = read_items(None, read_run(folder), folder, ids), load_changes(folder)
-    return catalogue if saved is None else with_saved_texts(catalogue or Catalogue.of_ids(ids), saved)
+    if data is not None:
+        catalogue = (catalogue or Catalogue.of_ids(ids)).with_starts(data.starts)
+    if saved is None:
+        return catalogue
+    return with_starts(with_saved_texts(catalogue or Catalogue.of_ids(ids), saved), saved.since)
 
 
 def read_vectors(vectors: Any, run: Mapping[str, Any], folder: Path | None, ids: Ids) -> Tensor | None:
@@ -80,7 +84,8 @@ def save_changes(folder: Path, live: LiveModel | None) -> None:
         for name, item in saved.items.items()
     }
     dislikes = {"dislikes": saved.dislikes} if saved.dislikes else {}
-    content = {"items": items, "added": list(saved.added), "events": saved.events, **dislikes}
+    since = {"since": saved.since} if saved.since else {}
+    content = {"items": items, "added": list(saved.added), "events": saved.events, **dislikes, **since}
     write_checked_json(folder / LIVE, content, FORMATS[0])
 
 
@@ -94,6 +99,7 @@ def load_changes(folder: Path) -> SavedChanges | None:
         items = {str(name): new_item(fields) for name, fields in content["items"].items()}
         events = {str(user): [Event(*event) for event in row] for user, row in content["events"].items()}
         dislikes = {str(user): [str(item) for item in row] for user, row in content.get("dislikes", {}).items()}
-        return SavedChanges(items, [str(name) for name in content["added"]], events, dislikes)
+        since = {str(name): int(at) for name, at in content.get("since", {}).items()}
+        return SavedChanges(items, [str(name) for name in content["added"]], events, dislikes, since)
     except (AttributeError, TypeError, KeyError, ValueError) as error:
         raise ValueError(f"{path} is damaged: {HINT}") from error

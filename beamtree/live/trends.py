@@ -5,8 +5,9 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
+from beamtree.data.inputs import NO_TIME
 from beamtree.data.times import MICRO
-from beamtree.live.events import Event, is_date, now
+from beamtree.live.events import Event, in_seconds, now
 from beamtree.model import TreeModel
 from beamtree.scorers import TrendScorer, as_sum
 from beamtree.scorers.trend import DAY
@@ -29,7 +30,7 @@ class LiveTrends:
             return model
         assert model.ids is not None
         latest = max(now() // MICRO, trend.newest) + DAY
-        timed = [(event, second) for event in events if (second := second_of(event)) is not None and second <= latest]
+        timed = [(event, second) for event in events if NO_TIME < (second := in_seconds(event)) <= latest]
         numbers = model.ids.find([event.item for event, _ in timed])
         found = []
         for (event, second), number in zip(timed, numbers, strict=True):
@@ -50,9 +51,3 @@ class LiveTrends:
     def add_items(self, model: TreeModel, items: Sequence[str]) -> TreeModel:
         """The model after the events that new items had before it had them."""
         return self.add(model, [event for item in items for event in self._waiting.pop(item, ())])
-
-
-def second_of(event: Event) -> int | None:
-    """When an event was, in seconds since 1970; None where that is not known."""
-    when = event.received if event.time is None else event.time
-    return int(when // MICRO) if when is not None and is_date(when) else None

@@ -1,16 +1,16 @@
 """Learning from new events in closed form: new items are placed, events recorded, and closed-form parts refitted."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 
 from beamtree.data import HISTORY, BeforeAfter, Events, Prepared
-from beamtree.data.times import MICRO, as_time
-from beamtree.live.events import now
+from beamtree.data.inputs import NO_TIME
+from beamtree.data.times import MICRO, as_seconds, as_time
+from beamtree.live.events import in_seconds, now
 from beamtree.live.live_model import LiveModel
 from beamtree.live.placement import NewItem
 from beamtree.live.refit import fitted_sections, has_closed_form, refit_parts, seed_of
-from beamtree.live.trends import second_of
 from beamtree.parts import Part
 
 EXAMPLES = 10  # histories by which a new item of a log is placed, at most
@@ -36,7 +36,8 @@ def update_model(
         run: the content of run.json.
         parts: those from outside the package.
     """
-    live.update_items({name: NewItem(histories=rows) for name, rows in _new_items(live, events).items()})
+    new = {name: NewItem(histories=rows) for name, rows in _new_items(live, events).items()}
+    live.update_items(new, since=_first_times(events, new))
     live.record_events(
         (name, [chosen], None if at is None else as_time(at)) for name, row in events.items() for chosen, at in row
     )
@@ -62,31 +63,48 @@ def _new_items(live: LiveModel, events: NewEvents) -> dict[str, tuple[tuple[str,
     return {item: tuple(example for example in examples if example) for item, examples in result.items()}
 
 
+def _first_times(events: NewEvents, items: Collection[str]) -> dict[str, int]:
+    """When each of some items was first chosen, in seconds since 1970, where the times are a clock."""
+    result: dict[str, int] = {}
+    for item, time in (event for row in events.values() for event in row if event[0] in items):
+        seconds = None if time is None else as_seconds(time)
+        if seconds is not None:
+            result[item] = min(seconds, result.get(item, seconds))
+    return result
+
+
 def _all_events(data: Prepared, sections: Sequence[BeforeAfter], live: LiveModel) -> Events:
-    """The events of some sections, with recorded events after those of each user; new users come last."""
+    """The events of some sections with those recorded since, by user; new users come last.
+
+    Where the log has a clock, a user's events are in the order of their times; else recorded ones are the newest.
+    """
     events = data.joined(sections)
     rows = {name: row for row, name in enumerate(data.joined_users(sections))}
     for user in live.events:
         rows.setdefault(user, len(rows))
-    owners, items, seconds = [], [], []
+    owners, items, seconds = list[int](), list[int](), list[int]()
     for user, recorded in live.events.items():
-        numbers = live.ids.find([event.item for event in recorded])
-        known = [(number, event) for number, event in zip(numbers, recorded, strict=True) if number is not None]
-        owners += [rows[user]] * len(known)
-        items += [number for number, _ in known]
-        seconds += [second_of(event) for _, event in known]
+        for event, number in zip(recorded, live.ids.find([event.item for event in recorded]), strict=True):
+            if number is not None:
+                owners.append(rows[user])
+                items.append(number)
+                seconds.append(in_seconds(event))
     owner = torch.cat([torch.repeat_interleave(events.counts()), torch.tensor(owners, dtype=torch.int64)])
     item = torch.cat([events.item_numbers().long(), torch.tensor(items, dtype=torch.int64)])
     weights = events.own_weights()
     weights = None if weights is None else torch.cat([weights, torch.ones(len(items))])
-    order = owner.argsort(stable=True)
-    offsets = torch.nn.functional.pad(torch.bincount(owner, minlength=len(rows)).cumsum(0), (1, 0))
-    weights = None if weights is None else weights[order]
-    times = None
+    times, order = None, owner.argsort(stable=True)
     if events.times is not None:  # recorded events without a time of their own are as old as the newest of the log
         newest, clock = int(events.times.max()) if len(events.times) else 0, events.clock
-        present = max(newest, now() // MICRO * (clock or 1))  # a date in the future is a mistake
-        own = [newest if second is None or clock is None else min(second * clock, present) for second in seconds]
-        times = torch.cat([events.times, torch.tensor(own, dtype=torch.int64)])[order]
-    name = f"{events.name}, {len(items)} more"
+        later = torch.full((len(items),), newest)
+        if clock is not None:
+            own, present = torch.tensor(seconds, dtype=torch.int64), max(newest, now() // MICRO * clock)
+            later = later.where(own == NO_TIME, (own * clock).clamp(max=present))  # a date in the future is a mistake
+        times = torch.cat([events.times, later])
+        if clock is not None:
+            by_time = times.argsort(stable=True)
+            order = by_time[owner[by_time].argsort(stable=True)]
+        times = times[order]
+    offsets = torch.nn.functional.pad(torch.bincount(owner, minlength=len(rows)).cumsum(0), (1, 0))
+    weights, name = None if weights is None else weights[order], f"{events.name}, {len(items)} more"
     return Events(offsets, item.int()[order], name, events.ids, weights, times, clock=events.clock)

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from beamtree.data import Ids, Prepared
 from beamtree.data.ids import as_id, is_integer, sorted_ids
-from beamtree.live.events import Event
+from beamtree.data.inputs import NO_TIME
+from beamtree.live.events import Event, in_seconds
 from beamtree.query import UNKNOWN_USER, History, encode_history, histories_of_users
 from beamtree.query.request import Names
 
@@ -23,6 +24,14 @@ class Users:
         logged, later = self._logged(), self._later()
         integer = logged.integer and all(map(is_integer, later))
         return sorted_ids([*logged.names, *later], integer=integer) if later else logged
+
+    @property
+    def end(self) -> int:
+        """The time of the newest event of anybody, in seconds since 1970; NO_TIME where the times are no clock."""
+        if self.data is not None and self.data.end == NO_TIME:
+            return NO_TIME
+        later = (in_seconds(event) for row in list(self.events.values()) for event in row)
+        return max(later, default=NO_TIME) if self.data is None else max(self.data.end, *later, NO_TIME)
 
     def __len__(self) -> int:
         """How many users there are."""
@@ -57,9 +66,24 @@ class Users:
     def _with_later(self, user: str, history: History, ids: Ids) -> History:
         """The history of a user with later events and dislikes."""
         if recorded := self.events.get(user):
-            later = encode_history(ids, [event.item for event in recorded])
-            history = history._replace(items=[*history.items, *later.items], unknown=later.unknown, is_known=True)
+            later = encode_history(ids, [event.item for event in recorded], list(map(in_seconds, recorded)))
+            items, times = _in_order(history, later)
+            history = history._replace(items=items, times=times, unknown=later.unknown, is_known=True)
         if user not in self.dislikes:
             return history
         dislikes = ids.find_known(self.dislikes[user])
         return history._replace(dislikes=[*history.dislikes, *dislikes])
+
+
+def _in_order(logged: History, later: History) -> tuple[list[int], Sequence[int]]:
+    """The items and times of the events of a log and of those recorded since, by time.
+
+    Events with the same time stay in order, and so does one without a time, after the one before it.
+    """
+    items = [*logged.items, *later.items]
+    times = [*(logged.times or [NO_TIME] * len(logged.items)), *later.times]
+    keys = list[int]()
+    for time in times:
+        keys.append(keys[-1] if keys and time == NO_TIME else time)
+    order = sorted(range(len(keys)), key=keys.__getitem__)
+    return [items[index] for index in order], [times[index] for index in order]

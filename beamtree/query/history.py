@@ -17,6 +17,7 @@ from beamtree.data.inputs import NO_TIME, history_width
 from beamtree.errors import requires
 from beamtree.mask import NodeMask
 from beamtree.model import TreeModel
+from beamtree.query.times import clock_seconds, is_one_of_pairs, split_pairs
 from beamtree.scorers import context_part
 from beamtree.scorers.context import CONTEXT
 from beamtree.tree import PAD
@@ -63,12 +64,21 @@ def _parse_json_list(text: str) -> list[object] | None:
     return value if isinstance(value, list) else [value] if isinstance(value, str) else None
 
 
-def parse_histories(histories: Any) -> tuple[str, Sequence[Any] | np.ndarray, list[list[Any]]]:
-    """The histories that a caller passed: the name of the column that tells them apart, its values, and the ids.
+class ParsedHistories(NamedTuple):
+    """The histories that a caller passed."""
+
+    key: str  # the name of the column that tells them apart, empty for none
+    names: Sequence[Any] | np.ndarray  # the values of that column
+    items: list[list[Any]]  # ids, oldest first
+    times: list[list[int]] | None = None  # of the events, in seconds since 1970; none where they are not known
+
+
+def parse_histories(histories: Any) -> ParsedHistories:
+    """The histories that a caller passed.
 
     Accepts one list of ids (no column), a list of lists (`history`: 0, 1, 2, …), a dict from user to list, or a frame
-    of events with the columns user, item and, unless its rows are in order, time (`user`). Users who are whole numbers
-    stay numbers.
+    of events with the columns user, item and, unless its rows are in order, time (`user`). A list may have (item, time)
+    pairs instead of ids. Users who are whole numbers stay numbers.
     """
     if _is_id(histories) and not hasattr(histories, "batch"):
         name = repr(as_id(histories)[:80])
@@ -77,11 +87,21 @@ def parse_histories(histories: Any) -> tuple[str, Sequence[Any] | np.ndarray, li
     if is_frame(histories):
         return _group_by_user(histories)
     if isinstance(histories, Mapping):
-        return "user", as_given(list(histories)), [id_list(row) for row in histories.values()]
+        return _parsed("user", as_given(list(histories)), list(histories.values()))
     histories = id_list(histories)
-    if all(_is_id(value) for value in histories):
-        return "", [0], [histories]
-    return "history", list(range(len(histories))), [id_list(row) for row in histories]
+    if all(map(_is_id, histories)) or is_one_of_pairs(histories):
+        return _parsed("", [0], [histories])
+    return _parsed("history", list(range(len(histories))), histories)
+
+
+def _parsed(key: str, names: Sequence[Any] | np.ndarray, rows: Sequence[Any]) -> ParsedHistories:
+    """Histories of ids, or of (item, time) pairs."""
+    items, times = list[list[Any]](), list[list[int]]()
+    for row in rows:
+        ids_of_row, seconds = split_pairs(id_list(row))
+        items.append(ids_of_row)
+        times.append(seconds)
+    return ParsedHistories(key, names, items, times if any(times) else None)
 
 
 def id_list(value: Any) -> list[Any]:
@@ -102,7 +122,7 @@ def is_frame(value: object) -> bool:
     return hasattr(type(value), "columns")
 
 
-def _group_by_user(frame: Any) -> tuple[str, Sequence[Any] | np.ndarray, list[list[Any]]]:
+def _group_by_user(frame: Any) -> ParsedHistories:
     with requires("", "reading a frame"):
         from beamtree.ingest.user_events import read_events
     try:
@@ -110,7 +130,9 @@ def _group_by_user(frame: Any) -> tuple[str, Sequence[Any] | np.ndarray, list[li
     except ValueError as error:
         raise ValueError(f"a frame of histories needs the columns user, item and time: {error}") from error
     users = np.array(list(log.events), np.int64) if log.integer_users else list(log.events)
-    return "user", users, [[item for item, _ in row] for row in log.events.values()]
+    rows = log.events.values()
+    times = clock_seconds([[time for _, time in row] for row in rows])
+    return ParsedHistories("user", users, [[item for item, _ in row] for row in rows], times if any(times) else None)
 
 
 def check_unknown(unknown: str) -> None:
@@ -122,14 +144,16 @@ def check_unknown(unknown: str) -> None:
 # Item numbers
 
 
-def encode_history(ids: Ids, history: Iterable[object]) -> History:
-    """A list of ids as item numbers; unknown ids are left out and listed."""
+def encode_history(ids: Ids, history: Iterable[object], times: Sequence[int] = ()) -> History:
+    """A list of ids as item numbers; unknown ids are left out, with their times, and listed."""
     names = list(history)
     numbers = ids.find(names)
     if None not in numbers:  # nearly always
-        return History(cast(list[int], numbers))
+        return History(cast(list[int], numbers), times=times)
     items = [number for number in numbers if number is not None]
-    return History(items, [as_id(name) for name, number in zip(names, numbers, strict=True) if number is None])
+    times = [time for time, number in zip(times, numbers, strict=True) if number is not None] if times else ()
+    unknown = [as_id(name) for name, number in zip(names, numbers, strict=True) if number is None]
+    return History(items, unknown, times=times)
 
 
 def check_context(model: TreeModel, context: Context | Sequence[Context] | None, count: int) -> None:
@@ -208,16 +232,19 @@ def histories_of_users(data: Prepared, users: Sequence[object], ids: Ids | None 
         raise ValueError(f"user {as_id(users[rows.index(None)])!r} is not in the log {data.folder}{reason}")
     numbers, first = np.array(rows, np.int64), 0
     items: list[list[int]] = [[] for _ in rows]
+    times: list[Sequence[int]] = [()] * len(rows)
     for part in data.stored:
         chosen = np.flatnonzero((numbers >= first) & (numbers < first + len(part)))
         offsets, events, row = part.events.offsets.numpy(), part.events.items.numpy(), numbers[chosen] - first
         for index, start, stop in np.stack([chosen, offsets[row], offsets[row + 1]], axis=1).tolist():
             items[index] = events[start:stop].tolist()
+            if part.events.times is not None and part.events.clock is not None:
+                times[index] = (part.events.times[start:stop].numpy() // part.events.clock).tolist()
         first += len(part)
     if numbers.max(initial=-1) >= first:
         raise ValueError(f"{data.folder} is damaged: it has more user ids than users")
-    columns = zip(items, data.dislikes(numbers.tolist(), ids), data.seen(numbers.tolist(), ids), strict=True)
-    return [History(row, dislikes=dislikes, seen=seen) for row, dislikes, seen in columns]
+    columns = zip(items, times, data.dislikes(numbers.tolist(), ids), data.seen(numbers.tolist(), ids), strict=True)
+    return [History(row, dislikes=dislikes, seen=seen, times=at) for row, at, dislikes, seen in columns]
 
 
 def pad_histories(rows: Sequence[Sequence[int]], width: int) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from beamtree.data import Ids
+from beamtree.data.ages import AGE
 from beamtree.data.catalogue import Catalogue
 from beamtree.kernels.threads import ChangeLock
 from beamtree.mask import NodeMask
@@ -34,7 +35,7 @@ def allowed_items(filter: Filter, ids: Ids, catalogue: Catalogue | None = None, 
         in_category[[] if catalogue is None else catalogue.in_category(filter.category)] = True
         passes &= in_category
     if filter.where is not None:
-        passes &= torch.from_numpy(np.array((where or where_of(catalogue))(filter.where)))
+        passes &= torch.from_numpy(np.array((where or where_of(catalogue, filter.time))(filter.where)))
     passes[ids.find_known(filter.exclude)] = False
     return passes.nonzero().squeeze(1)
 
@@ -90,10 +91,10 @@ class MaskCache:
     def __init__(self) -> None:
         self._lock = ChangeLock()
         self._model: TreeModel | None = None
-        self._where: Recent[tuple[str, int], np.ndarray] = Recent(CACHED_MASKS)
+        self._where: Recent[tuple[str, int, int | None], np.ndarray] = Recent(CACHED_MASKS)
         self._values: Recent[tuple[str, int], np.ndarray] = Recent(CACHED_RULES)
         self._masks: Recent[Filter, tuple[NodeMask, int]] = Recent(CACHED_MASKS)
-        self._groups: Recent[tuple[Filter | None, tuple[Boost, ...]], Groups] = Recent(CACHED_RULES)
+        self._groups: Recent[tuple[Filter | None, tuple[Boost, ...], float | None], Groups] = Recent(CACHED_RULES)
         self._rules: Recent[tuple[Filter | None, Rules], AppliedRules] = Recent(CACHED_RULES)
 
     def get(
@@ -102,7 +103,7 @@ class MaskCache:
         """The mask of a filter, and how many items it allows."""
 
         def make() -> tuple[NodeMask, int]:
-            mask = model.tree.allow(allowed_items(filter, ids, catalogue, self._where_of(catalogue)))
+            mask = model.tree.allow(allowed_items(filter, ids, catalogue, self._where_of(catalogue, filter.time)))
             return mask, int((mask.slots & (model.tree.items() != PAD)).sum())
 
         with self._lock:
@@ -113,31 +114,32 @@ class MaskCache:
         self, rules: Rules, filter: Filter | None, model: TreeModel, ids: Ids, catalogue: Catalogue | None = None
     ) -> AppliedRules:
         """Rules for the items that a filter allows."""
-        tree, boosts = model.tree, rules.boosts
+        tree, boosts, time = model.tree, rules.boosts, None if filter is None else filter.time
+        days, fresh = (None, []) if rules.fresh is None else (rules.fresh.days, [AGE])
 
         def make_groups() -> Groups:
             mask = None if filter is None else self.get(filter, model, ids, catalogue)[0]
-            return Groups.of(boosts, tree, ids, mask, self._where_of(catalogue))
+            return Groups.of(boosts, tree, ids, mask, self._where_of(catalogue, time), rules.fresh)
 
         def make() -> AppliedRules:
             groups = self._groups.get(
-                (filter, boosts), make_groups, catalogue, lambda: columns_of(catalogue, filter, boosts)
+                (filter, boosts, days), make_groups, catalogue, lambda: columns_of(catalogue, filter, boosts, fresh)
             )
             return AppliedRules.in_groups(groups, rules, tree, ids, self._values_of(catalogue))
 
         def columns() -> list[str]:
-            return columns_of(catalogue, filter, boosts, (column for column, _ in rules.at_most))
+            return columns_of(catalogue, filter, boosts, [*fresh, *(column for column, _ in rules.at_most)])
 
         with self._lock:
             self._begin(model)
             return self._rules.get((filter, rules), make, catalogue, columns)
 
-    def _where_of(self, catalogue: Catalogue | None) -> Where:
+    def _where_of(self, catalogue: Catalogue | None, time: int | None) -> Where:
         if catalogue is None:
             return where_of(None)
         return lambda expression: self._where.get(
-            (expression, len(catalogue.ids)),
-            lambda: catalogue.passes(expression),
+            (expression, len(catalogue.ids), time),
+            lambda: catalogue.passes(expression, time),
             catalogue,
             lambda: catalogue.columns_read(expression),
         )

@@ -7,10 +7,12 @@ import numpy as np
 
 from beamtree.beam import BeamSize
 from beamtree.data import Ids
+from beamtree.data.ages import AGE
 from beamtree.data.contexts import Context
 from beamtree.data.ids import as_given, as_id
 from beamtree.query.history import id_list, parse_histories
 from beamtree.query.rules import Rules
+from beamtree.query.times import Now, RequestTime, check_time, read_time
 
 Names = Sequence[Any] | np.ndarray  # what tells histories apart: numbers, users or items
 
@@ -22,6 +24,7 @@ class Filter(NamedTuple):
     exclude: tuple[str, ...] = ()  # ids
     category: str | None = None  # or below it
     where: str | None = None  # an expression over attributes, see `Catalogue.where`
+    time: int | None = None  # at which the age of items is measured, where this or rules read it, in seconds
 
 
 class RecommendRequest(NamedTuple):
@@ -35,6 +38,8 @@ class RecommendRequest(NamedTuple):
     filter: Filter | None = None
     rules: Rules | None = None
     context: Context | Sequence[Context] | None = None  # of all histories, or one for each
+    times: Sequence[Sequence[int]] | None = None  # of the events of `histories`, where they are known, in seconds
+    time: RequestTime | None = None  # of the request, in seconds since 1970, or one for each history
 
     @property
     def rows(self) -> int:
@@ -47,6 +52,21 @@ class RecommendRequest(NamedTuple):
         by_filter = self.filter is not None and self.filter.where is not None
         return by_filter or (self.rules is not None and self.rules.needs_attributes)
 
+    @property
+    def reads_age(self) -> bool:
+        """Whether an answer depends on the age of items."""
+        by_filter = self.filter is not None and self.filter.where is not None and AGE in self.filter.where
+        return by_filter or (self.rules is not None and self.rules.reads_age)
+
+    def measured_at(self, now: Now) -> "RecommendRequest":
+        """The request with the time at which the age of items is measured: its own, or else that of `now`."""
+        if not self.reads_age or (self.filter is not None and self.filter.time is not None):
+            return self
+        times = {now()} if self.time is None else {self.time} if isinstance(self.time, int) else set(self.time)
+        if len(times) > 1:
+            raise ValueError(f"{AGE} is measured at one time: give one `time` for all histories")
+        return self._replace(filter=(self.filter or Filter())._replace(time=times.pop() if times else now()))
+
     def batches(self, size: int) -> Iterator["RecommendRequest"]:
         """The same request for `size` of its histories or users at a time; at least one."""
         if self.rows <= size:
@@ -58,11 +78,18 @@ class RecommendRequest(NamedTuple):
                 histories=self.histories[some],
                 users=None if self.users is None else self.users[some],
                 context=self.context if isinstance(self.context, Mapping | None) else self.context[some],
+                times=None if self.times is None else self.times[some],
+                time=self.time if isinstance(self.time, int | None) else self.time[some],
             )
 
 
 def read_request(
-    histories: Any, users: Any, context: Context | Sequence[Context] | None = None, *, integer_users: bool = False
+    histories: Any,
+    users: Any,
+    context: Context | Sequence[Context] | None = None,
+    *,
+    time: Any = None,
+    integer_users: bool = False,
 ) -> tuple[str, Names, RecommendRequest]:
     """The request for what a caller passed, and the name and the values of the column that tells its histories apart.
 
@@ -70,16 +97,21 @@ def read_request(
         histories: one history, a list of several, a dict from user to history or a frame, as in `parse_histories`.
         users: ids of users, instead of histories.
         context: of all histories, or one for each.
+        time: of the request, in any form of `as_time`, or one for each history.
         integer_users: whether the ids of users are integers in the log.
     """
     if (histories is None) == (users is None):
         raise ValueError("give histories or users: one of the two")
     context = context if isinstance(context, Mapping | None) else list(context)
+    request = RecommendRequest(context=context, time=read_time(time))
     if users is not None:
-        users = as_given(id_list(users), integer=integer_users)
-        return "user", users, RecommendRequest(users=users, context=context)
-    key, names, rows = parse_histories(histories)
-    return key, names, RecommendRequest(rows, context=context)
+        names: Names = as_given(id_list(users), integer=integer_users)
+        key, request = "user", request._replace(users=names)
+    else:
+        key, names, rows, times = parse_histories(histories)
+        request = request._replace(histories=rows, times=times)
+    check_time(request.time, request.rows)
+    return key, names, request
 
 
 def make_filter(

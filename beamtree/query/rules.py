@@ -1,4 +1,4 @@
-"""Rules on an answer: boosts, at most n items of one kind, pins and diversity.
+"""Rules on an answer: boosts, at most n items of one kind, pins, diversity and places for new items.
 
 The definition. Allowed are the items that pass the filter of a request and that the history does not exclude. The score
 of an item is its probability (of popular items: its share of all events) times the factors of all boosts for it.
@@ -15,6 +15,9 @@ of an item is its probability (of popular items: its share of all events) times 
    `best` is the highest score of an allowed item that is not pinned, and `cos` the highest cosine between the item's
    vector and those of the items at the places before, 0 at the first place.
 
+5. With `fresh`, at least so many items of the answer are new, where that is possible: as soon as no more places are
+   left that have no pin than new items are missing, only new items are candidates, unless there is none.
+
 `at_most` takes one or two columns. Whether m items can be had under the limits of three is a problem that nobody can
 solve fast (three-dimensional matching); of two it is a flow.
 """
@@ -26,6 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from beamtree.data.ages import AGE
 from beamtree.data.ids import as_id
 from beamtree.query.history import id_list
 
@@ -58,6 +62,29 @@ class Boost:
 
 
 @dataclass(frozen=True)
+class Fresh:
+    """Reserves places for new items."""
+
+    days: float  # items whose age in days is below this are new
+    least: int = 1  # how many of an answer are new, at least, where so many are allowed
+
+    def __post_init__(self) -> None:
+        days, least = self.days, self.least
+        if isinstance(days, bool) or not isinstance(days, int | float) or not (math.isfinite(days) and days > 0):
+            raise ValueError(f"fresh: days={str(days)[:80]}: give a number above 0")
+        if type(least) is not int or least < 1:
+            raise ValueError(f"fresh: least={str(least)[:80]}: give a whole number from 1")
+
+    @property
+    def where(self) -> str:
+        """The expression that is true for new items."""
+        return f"{AGE} < {float(self.days)!r}"
+
+    def __str__(self) -> str:
+        return f"at least {self.least} under {self.days:g} days"
+
+
+@dataclass(frozen=True)
 class Rules:
     """What an answer must keep to, beside a filter; `beamtree.query.rules` has the exact definition.
 
@@ -68,12 +95,14 @@ class Rules:
         pins: ids for the first places, `["B1", "B2"]`, or by place, `{3: "B1"}`.
         diversity: from 0, only the score counts, to 1, only how different an item is from those before it (maximal
             marginal relevance).
+        fresh: how many items of an answer are new, at least: `{"days": 30, "least": 2}`. It needs a log with a clock.
     """
 
     boosts: Any = ()  # stored as tuples, so that rules can be compared and hashed
     at_most: Any = ()
     pins: Any = ()
     diversity: float = 0.0
+    fresh: Any = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "boosts", tuple(_boosts(self.boosts)))
@@ -82,16 +111,22 @@ class Rules:
         number = self.diversity
         if isinstance(number, bool) or not isinstance(number, int | float) or not 0 <= number <= 1:
             raise ValueError(f"diversity={str(number)[:80]}: give a number from 0 to 1")
+        object.__setattr__(self, "fresh", _fresh(self.fresh))
 
     @property
     def is_empty(self) -> bool:
         """Whether no rule is given."""
-        return not (self.boosts or self.at_most or self.pins or self.diversity)
+        return not (self.boosts or self.at_most or self.pins or self.diversity or self.fresh)
 
     @property
     def needs_attributes(self) -> bool:
         """Whether they depend on attributes of the items."""
-        return bool(self.at_most) or any(boost.where is not None for boost in self.boosts)
+        return bool(self.at_most or self.fresh) or any(boost.where is not None for boost in self.boosts)
+
+    @property
+    def reads_age(self) -> bool:
+        """Whether they depend on the age of items."""
+        return self.fresh is not None or any(AGE in (boost.where or "") for boost in self.boosts)
 
     def as_dict(self) -> dict[str, Any]:
         """The rules as JSON values, from which they can be made again."""
@@ -100,7 +135,8 @@ class Rules:
             for boost in self.boosts
         ]
         pins = {str(place): item for place, item in self.pins}
-        return {"boosts": boosts, "at_most": dict(self.at_most), "pins": pins, "diversity": self.diversity}
+        fresh = {} if self.fresh is None else {"fresh": vars(self.fresh).copy()}
+        return {"boosts": boosts, "at_most": dict(self.at_most), "pins": pins, "diversity": self.diversity, **fresh}
 
 
 def parse_rules(rules: Rules | Mapping[str, Any] | None) -> Rules | None:
@@ -135,6 +171,14 @@ def _boosts(boosts: Any) -> Iterable[Boost]:
         if not isinstance(boost, Boost):
             raise ValueError("boosts: give each boost a factor, and items or where")
         yield boost
+
+
+def _fresh(fresh: Any) -> Fresh | None:
+    if isinstance(fresh, Mapping) and "days" in fresh and fresh.keys() <= Fresh.__dataclass_fields__.keys():
+        fresh = Fresh(**fresh)
+    if not isinstance(fresh, Fresh | None):
+        raise ValueError('fresh: give a dict of days and how many items at least, {"days": 30, "least": 2}')
+    return fresh
 
 
 def _limits(at_most: Any) -> Iterable[tuple[str, int]]:

@@ -36,6 +36,7 @@ from beamtree.query.request import Filter, Names, RecommendRequest
 from beamtree.query.response import RecommendResponse, joined
 from beamtree.query.rules import POOL, Rules
 from beamtree.query.selection import AppliedRules, SearchHits, SelectedItem, Selection
+from beamtree.query.times import Now, check_time, no_time, request_times
 from beamtree.scorers import context_part
 from beamtree.tree import PAD
 
@@ -58,6 +59,7 @@ class Searcher:
     catalogue: Catalogue | None = None  # titles and categories, for filters by category
     user_histories: UserHistories = no_users
     version: str = ""  # of the model
+    end: Now = no_time  # when the log and the events after it end: the time of requests for users that have none
     masks: MaskCache = field(default_factory=MaskCache)  # may outlive this object
     # Whether to round the size of batches and m up to powers of two: a GPU replays a search of a shape seen before.
     round_shapes: bool = False
@@ -70,6 +72,8 @@ class Searcher:
     def recommend(self, request: RecommendRequest, on_progress: OnProgress = no_progress) -> RecommendResponse:
         """Answer one request of any size."""
         check_context(self.model, request.context, request.rows)
+        check_time(request.time, request.rows)
+        request = request.measured_at(self.end)
         parts, done = list[RecommendResponse](), 0
         on_progress("Recommending", 0, request.rows)
         for batch in request.batches(BATCH):
@@ -125,11 +129,18 @@ class Searcher:
         """The histories of a request as item numbers, and its unknown users, whose histories have no items."""
         unknown_users = list[str]()
         if request.users is None:
-            histories = [encode_history(self.ids, history) for history in request.histories]
+            times: Sequence[Sequence[int]] = request.times or [()] * len(request.histories)
+            rows = zip(request.histories, times, strict=True)
+            histories = [encode_history(self.ids, history, of_events) for history, of_events in rows]
         else:
             histories = self.user_histories(request.users)
             named = zip(request.users, histories, strict=True)
             unknown_users = [as_id(user) for user, history in named if not history.is_known]
+        if self.model.scorer.reads_clock:
+            end = None if request.users is None else self.end()
+            times_of_requests = request_times(request.time, [history.times for history in histories], end, self.end)
+            pairs = zip(histories, times_of_requests, strict=True)
+            histories = [history._replace(time=time) for history, time in pairs]
         return in_context(self.model, histories, request.context), unknown_users
 
     def histories_of(self, request: RecommendRequest, unknown_users: list[str]) -> Iterator[list[History]]:

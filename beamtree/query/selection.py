@@ -18,10 +18,11 @@ import numpy as np
 import torch
 
 from beamtree.data import Ids
+from beamtree.data.ages import AGE, NO_AGES
 from beamtree.data.catalogue import NO_ATTRIBUTES, Catalogue
 from beamtree.mask import NodeMask
 from beamtree.query.max_flow import Flow, Kind
-from beamtree.query.rules import POOL, Boost, Rules
+from beamtree.query.rules import POOL, Boost, Fresh, Rules
 from beamtree.tree import Tree
 
 NONE_LEFT = -1.0  # a bound below all scores
@@ -32,15 +33,16 @@ class Group(NamedTuple):
 
     factor: float
     mask: NodeMask
+    is_new: bool = False  # as `fresh` says
 
 
 Where = Callable[[str], np.ndarray]  # whether an expression is true for each item [M]
 Values = Callable[[str], np.ndarray]  # of a column: a number for each item, the same for the same value, -1 for none
 
 
-def where_of(catalogue: Catalogue | None) -> Where:
-    """The expressions of a catalogue; a ValueError for the first one where there is none."""
-    return _no_attributes if catalogue is None else catalogue.passes
+def where_of(catalogue: Catalogue | None, time: int | None = None) -> Where:
+    """The expressions of a catalogue at a time; a ValueError for the first one where there is none."""
+    return _no_attributes if catalogue is None else lambda expression: catalogue.passes(expression, time)
 
 
 def values_of(catalogue: Catalogue | None) -> Values:
@@ -48,39 +50,51 @@ def values_of(catalogue: Catalogue | None) -> Values:
     return _no_attributes if catalogue is None else catalogue.values
 
 
-def _no_attributes(_: str) -> Any:
-    raise ValueError(NO_ATTRIBUTES)
+def _no_attributes(asked: str) -> Any:
+    raise ValueError(NO_AGES if AGE in asked else NO_ATTRIBUTES)
 
 
 class Groups(NamedTuple):
-    """The allowed items of one model by their products of boosts."""
+    """The allowed items of one model by their products of boosts, and by whether they are new where that matters."""
 
-    boosts: np.ndarray  # bit i: whether boost i applies to an item [M]
+    boosts: np.ndarray  # bit i: whether boost i applies to an item; the bit after the last: whether it is new [M]
     groups: tuple[Group, ...]
     group_of: np.ndarray  # the group of each item, -1 for one that is not allowed [M]
 
     @classmethod
-    def of(cls, boosts: Sequence[Boost], tree: Tree, ids: Ids, mask: NodeMask | None, where: Where) -> "Groups":
+    def of(
+        cls,
+        boosts: Sequence[Boost],
+        tree: Tree,
+        ids: Ids,
+        mask: NodeMask | None,
+        where: Where,
+        fresh: Fresh | None = None,
+    ) -> "Groups":
         """The groups of the items that a filter allows; unknown ids are ignored."""
         bits = np.zeros(len(ids), np.uint8)
         for index, boost in enumerate(boosts):
             bits[ids.find_known(boost.items) if boost.where is None else where(boost.where)] |= 1 << index
+        if fresh is not None:
+            bits[where(fresh.where)] |= 1 << len(boosts)
         leaves = tree.leaf_of_item(torch.arange(len(ids), device=tree.device))
         allowed = (mask or tree.mask).allows(leaves).cpu().numpy()
-        counts = np.bincount(bits[allowed], minlength=1 << len(boosts))
-        factors = {
-            combination: float(
-                np.prod([boost.factor for index, boost in enumerate(boosts) if combination >> index & 1])
+        counts = np.bincount(bits[allowed], minlength=2 << len(boosts))
+        keys = {
+            combination: (
+                float(np.prod([boost.factor for index, boost in enumerate(boosts) if combination >> index & 1])),
+                bool(combination >> len(boosts)),
             )
             for combination in counts.nonzero()[0].tolist()
         }
-        different = sorted(set(factors.values()))
+        different = sorted(set(keys.values()))
         group_of_bits = np.full(len(counts), -1, np.int8)
-        for combination, factor in factors.items():
-            group_of_bits[combination] = different.index(factor)
+        for combination, key in keys.items():
+            group_of_bits[combination] = different.index(key)
         group_of = np.where(allowed, group_of_bits[bits], np.int8(-1))
         masks = [tree.allow(torch.from_numpy((group_of == group).nonzero()[0])) for group in range(len(different))]
-        return cls(bits, tuple(map(Group, different, masks)), group_of)
+        groups = (Group(factor, mask, is_new) for (factor, is_new), mask in zip(different, masks, strict=True))
+        return cls(bits, tuple(groups), group_of)
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,10 +111,16 @@ class AppliedRules:
 
     @classmethod
     def of(
-        cls, rules: Rules, tree: Tree, ids: Ids, catalogue: Catalogue | None, mask: NodeMask | None
+        cls,
+        rules: Rules,
+        tree: Tree,
+        ids: Ids,
+        catalogue: Catalogue | None,
+        mask: NodeMask | None,
+        time: int | None = None,
     ) -> "AppliedRules":
         """Apply rules to the items that a filter allows. Unknown ids are ignored."""
-        groups = Groups.of(rules.boosts, tree, ids, mask, where_of(catalogue))
+        groups = Groups.of(rules.boosts, tree, ids, mask, where_of(catalogue, time), rules.fresh)
         return cls.in_groups(groups, rules, tree, ids, values_of(catalogue))
 
     @classmethod
@@ -115,6 +135,11 @@ class AppliedRules:
         pin_mask = tree.allow(torch.tensor([item for _, item in pins], dtype=torch.int64))
         limited = tuple(values(column) for column, _ in rules.at_most)
         return cls(rules, *groups, limited, pins, pin_mask)
+
+    def is_new(self, items: Sequence[int] | np.ndarray) -> np.ndarray:
+        """Which items are new, as `fresh` says; none without it [n]."""
+        result: np.ndarray = self.boosts[np.asarray(items, np.int64)] >> len(self.rules.boosts) > 0
+        return result
 
     def kinds(self, items: Sequence[int] | np.ndarray) -> np.ndarray:
         """The values of items that `at_most` limits [n, columns]."""
@@ -140,6 +165,9 @@ class AppliedRules:
         for (column, limit), values in zip(self.rules.at_most, self.values, strict=True):
             if values[item] >= 0 and int((values[list(answer)] == values[item]).sum()) >= limit:
                 reasons.append(f"at most {limit} per {column}")
+        fresh = self.rules.fresh
+        if fresh is not None and not self.is_new([item])[0] and int(self.is_new(answer).sum()) <= fresh.least:
+            reasons.append(str(fresh))
         return reasons
 
 
@@ -210,26 +238,56 @@ class Selection:
 
     def fill(self) -> list[SelectedItem]:
         """The items of the answer, in order."""
-        counts, full = [counter.copy() for counter in self._counts], [values.copy() for values in self._full]
-        start = self._bounds.copy(), counts, full, self._used.copy()
+        start, fresh = self._state(), self._rules.fresh
         two_columns = len(self._rules.at_most) == 2
         # An answer of m items that does not look ahead is the right one: each of its items left room for the others.
         # With diversity it may not be: items that leave too little room are no candidates to choose from.
         answer = [] if two_columns and self._rules.diversity else self._fill(None)
         if len(answer) < self._m and two_columns:
-            self._bounds, self._counts, self._full, self._used = start
-            self._mark()
+            self._return_to(start)
             size = len(self._pins) + self._most(self._m - len(self._pins))
             if size > len(answer):  # an item took the room of two others
                 answer = self._fill(size)
+        items = [placed.item for placed in answer]
+        # An answer with enough new items is the right one; but diversity would choose among other candidates.
+        enough = fresh is None or int(self._applied.is_new(items).sum()) >= fresh.least
+        if fresh is not None and (self._rules.diversity or not enough):
+            self._return_to(start)
+            answer = self._fill(len(items) if two_columns else None, reserve_in=len(items))
         return answer
 
-    def _fill(self, size: int | None) -> list[SelectedItem]:
-        """Fill the places; if a size is given, with items that leave room for so many."""
+    def _state(self) -> tuple[list[float], list[Counter[int]], list[set[int]], set[int]]:
+        """What changes while places are filled."""
+        counts, full = [counter.copy() for counter in self._counts], [values.copy() for values in self._full]
+        return self._bounds.copy(), counts, full, self._used.copy()
+
+    def _return_to(self, state: tuple[list[float], list[Counter[int]], list[set[int]], set[int]]) -> None:
+        """Begin again; the candidates that were found stay."""
+        self._bounds, self._counts, self._full, self._used = state
+        self._bounds, self._counts, self._full, self._used = self._state()  # copies: it may be returned to again
+        self._refused.clear()
+        self._mark()
+
+    def _is_reserved(self, answer: Sequence[SelectedItem], pins: Sequence[tuple[int, int]], size: int) -> bool:
+        """Whether the next place without a pin of an answer of so many items is for a new item."""
+        if self._rules.fresh is None:
+            return False
+        taken = {*(placed.item for placed in answer), *(item for _, item in pins)}
+        missing: int = self._rules.fresh.least - int(self._applied.is_new([*taken]).sum())
+        return missing > 0 and size - len(taken) <= missing
+
+    def _fill(self, size: int | None, reserve_in: int | None = None) -> list[SelectedItem]:
+        """Fill the places; if a size is given, with items that leave room for so many.
+
+        Where the number of items is given of which some must be new, places are reserved for these.
+        """
         answer: list[SelectedItem] = []
         pins = deque(self._pins)
         while len(answer) < self._m:
-            pool = [] if pins and pins[0][0] <= len(answer) + 1 else self._pool(size)
+            pool, is_reserved = list[int](), False
+            if not pins or pins[0][0] > len(answer) + 1:
+                is_reserved = reserve_in is not None and self._is_reserved(answer, pins, reserve_in)
+                pool = (self._pool(size, only_new=True) if is_reserved else []) or self._pool(size)
             if not pool and not pins:
                 break
             if not pool:
@@ -238,7 +296,7 @@ class Selection:
                 answer.append(SelectedItem(item, self._pin_scores[item], reasons))
                 continue
             item = self._most_different(pool, [placed.item for placed in answer])
-            answer.append(SelectedItem(item, self._scores[item], self._reasons(item, pool[0])))
+            answer.append(SelectedItem(item, self._scores[item], self._reasons(item, pool[0], is_reserved)))
             self._use(item)
         return answer
 
@@ -277,8 +335,8 @@ class Selection:
         of_group = self._applied.group_of == group
         return self._find(of_group & admitted, self._order[of_group[self._order]].tolist())
 
-    def _pool(self, size: int | None) -> list[int]:
-        """The best candidates for the next place; more than one only for diversity to choose from."""
+    def _pool(self, size: int | None, only_new: bool = False) -> list[int]:
+        """The best candidates for the next place, or new ones; more than one only for diversity to choose from."""
         if size is not None and len(self._used) >= size:
             return []
         wanted, accepted = POOL if self._rules.diversity else 1, set[Kind]()
@@ -301,7 +359,9 @@ class Selection:
             return True
 
         while True:
-            order, rows = self._order, self._is_open.nonzero()[0]
+            order = self._order
+            is_open = self._is_open & self._applied.is_new(order) if only_new else self._is_open
+            rows = is_open.nonzero()[0]
             if not every_kind or self._refused:
                 kinds = self._kinds
                 fitting = (row for row in rows.tolist() if fits(tuple(kinds[row].tolist())))
@@ -310,7 +370,8 @@ class Selection:
             if order is not self._order:  # `fits` found more candidates
                 continue
             worst = self._scores[pool[-1]] if len(pool) == wanted else NONE_LEFT
-            group = max(range(len(self._bounds)), key=self._bounds.__getitem__, default=None)
+            groups = (index for index, each in enumerate(self._applied.groups) if each.is_new or not only_new)
+            group = max(groups, key=self._bounds.__getitem__, default=None)
             if group is None or self._bounds[group] <= worst:
                 return pool
             admitted = self._open_items(self._full)
@@ -413,11 +474,13 @@ class Selection:
 
     # Reasons
 
-    def _reasons(self, item: int, best: int) -> list[str]:
+    def _reasons(self, item: int, best: int, is_reserved: bool = False) -> list[str]:
         """The rules that brought an item to the next place, of which `best` is the best candidate."""
         reasons = self._applied.boosts_of(item)
         highest = int(self._order[(~self._is_used).argmax()])
-        if highest != best:  # it has the highest score, and is not a candidate
+        if is_reserved and self._applied.is_new([best])[0] and not self._applied.is_new([highest])[0]:
+            reasons.append(str(self._rules.fresh))
+        elif highest != best:  # it has the highest score, and is not a candidate
             kind = self._kind(highest)
             full = [column for column, value in enumerate(kind) if value in self._full[column]]
             limits = [self._rules.at_most[column] for column in full or range(len(kind))]

@@ -24,6 +24,7 @@ import torch
 import beamtree as bt
 from beamtree.beam import retrieve
 from beamtree.closed_form.content import FeatureMatrix
+from beamtree.data import HISTORY
 from beamtree.ingest.item_features import ItemFeatures
 from beamtree.kernels import sparse
 from beamtree.metrics import bootstrap
@@ -156,7 +157,7 @@ def found_by(shop: bt.Recommender, tests: pl.DataFrame) -> Lists:
     """The best 200 items for each history; an item that the model does not have is left out of it."""
     lists = []
     for batch in tests.iter_slices(250):
-        x = pad_histories([shop.ids.find_known(history) for history in batch["history"].to_list()])
+        x = pad_histories([shop.ids.find_known(history) for history in batch["history"].to_list()], HISTORY)
         items, _ = retrieve(shop.model, x, beam_size=400, m=max(M))
         lists += [[shop.ids.name(item) for item in row if item >= 0] for row in items.tolist()]
     return lists

@@ -23,6 +23,7 @@ from threadpoolctl import threadpool_limits
 
 import beamtree as bt
 from beamtree.beam import retrieve
+from beamtree.data import HISTORY
 from beamtree.ingest.simulate import simulate
 from beamtree.metrics import bootstrap
 from beamtree.query import pad_histories
@@ -146,7 +147,7 @@ class Judge:
 def search_of(shop: bt.Recommender) -> Find:
     def find(histories: Rows, seen: Rows, worth: list[list[float]]) -> np.ndarray:
         exclude = pad_rows(seen, max(1, *map(len, seen)))
-        items, _ = retrieve(shop.model, pad_histories(histories), beam_size=400, m=max(M), exclude=exclude)
+        items, _ = retrieve(shop.model, pad_histories(histories, HISTORY), beam_size=400, m=max(M), exclude=exclude)
         return items.numpy()
 
     return find

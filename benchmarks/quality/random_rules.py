@@ -23,6 +23,7 @@ from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import maximum_flow
 
 import beamtree as bt
+from beamtree.data import HISTORY
 from beamtree.ingest.simulate import items_file, simulate
 from beamtree.query.history import pad_histories
 from beamtree.query.rules import POOL
@@ -119,7 +120,7 @@ class Shop:
         """By which items are ranked for each history [B, M]."""
         model = self.model.model
         numbers = [self.ids.find_known(history) for history in histories]
-        items, log_p = bt.brute_force(model, pad_histories(numbers), m=len(self.ids))
+        items, log_p = bt.brute_force(model, pad_histories(numbers, HISTORY), m=len(self.ids))
         result = np.zeros(items.shape)
         np.put_along_axis(result, items.numpy(), log_p.exp().numpy(), 1)
         assert model.popularity is not None

@@ -29,10 +29,11 @@ from beamtree.query import (
     similar_request,
 )
 from beamtree.query.reasons import reason_columns, reasons
+from beamtree.query.times import in_order, read_time
 from beamtree.serve.http.errors import SCHEMA_HINT, ApiError, check_limit, json_response
 from beamtree.serve.http.plain_route import PlainRoute
 from beamtree.serve.http.schemas import WHOLE_NUMBER, ExplainBody, ExplainResponse, Recommendations, RecommendBody
-from beamtree.serve.http.service import Service
+from beamtree.serve.http.service import Service, present
 from beamtree.tree import PAD
 
 MAX_EXPLAINED = 100  # items whose path one request may follow
@@ -81,7 +82,7 @@ def recommend_routes(service: Service) -> APIRouter:
         """The beam level by level; for each of `items` what gives it its score, and where and why it was lost."""
         start = time.perf_counter()
         check_limit("items", len(body.items), MAX_EXPLAINED, "ids")
-        request = parse_request(body)
+        request = present(parse_request(body))
         service.check_limits(request)
         if request.beam_size is None:
             request = request._replace(beam_size=default_beam_size(request.m, service.engine.beam_size))
@@ -104,6 +105,10 @@ def parse_request(body: RecommendBody | ExplainBody) -> RecommendRequest:
     histories = [body.history] if body.history is not None else histories or []
     try:
         rules = parse_rules(None if body.rules is None else body.rules.model_dump())
+        times = None
+        if body.times is not None:
+            histories, times = timed_histories(body, histories if users is None else None)
+        at = read_time(body.time)
     except ValueError as error:
         raise ApiError(422, str(error), SCHEMA_HINT) from error
     return RecommendRequest(
@@ -115,7 +120,25 @@ def parse_request(body: RecommendBody | ExplainBody) -> RecommendRequest:
         filter=make_filter(body.allowed, body.exclude or None, body.category, body.where),
         rules=rules,
         context=body.context,
+        times=times,
+        time=at,
     )
+
+
+def timed_histories(
+    body: RecommendBody | ExplainBody, histories: list[list[Any]] | None
+) -> tuple[list[list[Any]], list[list[int]]]:
+    """The histories of a body in the order of their times, and these in seconds since 1970."""
+    if histories is None:
+        raise ValueError("times: give them with history; those of users are known")
+    given: list[Any] = [body.times] if body.history is not None else list(body.times or ())
+    if len(given) != len(histories) or any(not isinstance(row, list) for row in given):
+        raise ValueError(f"times: give a list for each of the {len(histories):,} histories")
+    if body.history is not None and any(isinstance(time, list) for time in given[0]):
+        raise ValueError("times: give one list for history, and a list of lists for histories")
+    pairs = zip(histories, given, strict=True)
+    rows = [in_order(row, times) if times else (row, []) for row, times in pairs]
+    return [row for row, _ in rows], [times for _, times in rows]
 
 
 def recommend_json(

@@ -23,6 +23,8 @@ Int64 = Annotated[StrictInt, Field(ge=-MAX_INT, le=MAX_INT)]
 Id = Text | Int64  # 17 and "17" are the same id
 Size = Annotated[StrictInt, Field(ge=1, le=MAX_INT)]
 Number = StrictFloat | Int64
+EventTime = StrictInt | StrictFloat | Text
+TIMES = "When each event of `history` happened: dates or Unix times. Events are put in their order."
 WHOLE_NUMBER = BeforeValidator(lambda value: parse_int(value) if isinstance(value, str) else value)  # of a query
 
 
@@ -40,6 +42,13 @@ class BoostBody(RequestBody):
     where: Expression | None = None
 
 
+class FreshBody(RequestBody):
+    """Places for new items."""
+
+    days: Number = Field(description="Items younger than this are new.")
+    least: StrictInt = Field(default=1, description="How many items of an answer are new, at least.")
+
+
 class RulesBody(RequestBody):
     """What the items of an answer must keep to."""
 
@@ -51,6 +60,7 @@ class RulesBody(RequestBody):
     )
     pins: list[Id] | dict[str, Id] = Field(default=[], description="Ids for the first places, or by place.")
     diversity: Number = Field(default=0, description="0: only the score counts; 1: only variety.")
+    fresh: FreshBody | None = Field(default=None, description="How many items are new, at least.")
 
 
 class SearchBody(RequestBody):
@@ -71,6 +81,10 @@ class SearchBody(RequestBody):
     context: dict[str, Id | StrictFloat | StrictBool | None] | None = Field(
         default=None, description="What is known of the request, such as country and hour; see docs/context.md."
     )
+    time: EventTime | None = Field(
+        default=None,
+        description="Of the request, for parts that know it: a date or a Unix time; now unless given.",
+    )
     timeout_ms: Size | None = Field(default=None, description="Deadline; 504 when it is exceeded.")
 
 
@@ -79,6 +93,9 @@ class RecommendBody(SearchBody):
 
     history: list[Id] | None = Field(default=None, description="Ids, oldest first.")
     histories: list[list[Id]] | None = Field(default=None, description="Several histories.")
+    times: list[EventTime] | list[list[EventTime]] | None = Field(
+        default=None, description=f"{TIMES} With `histories` one list for each, empty where they are not known."
+    )
     user: Id | None = Field(default=None, description="A user of the log.")
     users: list[Id] | None = Field(default=None, description="Several users of the log.")
 
@@ -87,6 +104,7 @@ class ExplainBody(SearchBody):
     """Exactly one of history and user; the paths of `items` are followed besides those of the results."""
 
     history: list[Id] | None = Field(default=None, description="Ids, oldest first.")
+    times: list[EventTime] | None = Field(default=None, description=TIMES)
     user: Id | None = Field(default=None, description="A user of the log.")
     items: list[Id] = Field(
         default=[], description="Items to explain: what gives them their scores, and where were they lost?"
@@ -123,7 +141,6 @@ class ItemsRequest(RequestBody):
     items: list[NamedItem] = Field(min_length=1)
 
 
-EventTime = StrictInt | StrictFloat | Text
 TIME = "As in the log: a number, or a date such as 2026-12-31T23:59:59Z. The same user, item and time count once."
 
 

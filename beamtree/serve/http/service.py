@@ -23,6 +23,7 @@ from beamtree.serve.http.metrics import Metrics
 
 T = TypeVar("T")
 ROWS_PER_TIMEOUT = 10  # histories or changes that the timeout is meant for; more get proportionally longer
+AGE_STEP = 600  # seconds
 RETRY_HINT = "try again later, or with a larger timeout_ms"
 
 
@@ -147,6 +148,7 @@ class Service:
 
     async def recommend(self, request: RecommendRequest, timeout_ms: int | None = None) -> RecommendResponse:
         """Answer a request, with others in one batch."""
+        request = present(request)
         self.check_limits(request)
         response: RecommendResponse = await self._in_engine(request, None, timeout_ms)
         self.metrics.count_response(response)
@@ -241,6 +243,13 @@ class Service:
             raise self._rejection("deadline", 503, "other changes are in progress")
         with storing(self.metrics):
             return await result
+
+
+def present(request: RecommendRequest) -> RecommendRequest:
+    """The request as one of now, unless it has a time. Ages change in steps, so that filters by them can be kept."""
+    now = int(time.time())
+    request = request.measured_at(lambda: now - now % AGE_STEP)
+    return request._replace(time=now) if request.time is None else request
 
 
 def _expire(waiter: "asyncio.Future[Any]") -> None:
