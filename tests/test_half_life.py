@@ -49,15 +49,15 @@ def test_times_that_are_only_an_order_have_no_span():
 
 
 def changing_log(changes):
-    """Pairs of items go together, which are others every few weeks where `changes`."""
+    """Six groups of ten items, which are other items every few weeks where `changes`; a user stays in one group."""
     draw, rows = random.Random(0), []
-    for user in range(700):
-        at = START + draw.randrange(DAYS * DAY)
-        for _ in range(6):
+    for user in range(900):
+        at, group = START + draw.randrange(DAYS * DAY), draw.randrange(6)
+        for _ in range(12):
             season = (at - START) // (CHANGES * DAY) if changes else 0
-            first = draw.randrange(30)
-            rows += [(f"u{user}", f"i{first}", at), (f"u{user}", f"i{(first * 7 + season * 11) % 30 + 30}", at + 60)]
-            at += draw.randrange(20 * DAY)
+            items = random.Random(season).sample(range(60), 60)
+            rows.append((f"u{user}", f"i{items[10 * group + draw.randrange(10)]}", at))
+            at += draw.randrange(8 * DAY)
     return pl.DataFrame(rows, schema=["user", "item", "time"], orient="row").sort("user", "time")
 
 

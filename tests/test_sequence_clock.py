@@ -296,7 +296,7 @@ def test_a_model_with_a_clock_is_exported(model):
 def test_inner_nodes_are_fitted_to_users_with_times(model, data):
     part, unaware = model.scorer, deepcopy(model.scorer)
     torch.nn.init.zeros_(unaware.encoder.since_newest)
-    users, others = (user_vectors(each, model.tree, data, count=50) for each in (part, unaware))
+    users, others = (user_vectors(each, model.tree, data.train, count=50) for each in (part, unaware))
     assert not torch.allclose(users, others)
 
 
