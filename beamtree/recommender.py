@@ -103,7 +103,9 @@ class Recommender:
         device: the device: cpu or cuda.
         seed: the same seed gives the same model, on the same kind of machine with the same number of threads.
         sequence: train a transformer over the order of events too, and add it where validation users find more with it.
-            Default: on a GPU, except with `steps=0`.
+            Default: on a GPU, and on a CPU for logs of at least 50,000 events, except with `steps=0`.
+        minutes: how long it is trained, at most; the model then depends on the speed of the machine. A split by time
+            trains it twice in that time. Default: 5 on a CPU; on a GPU as long as validation users find more.
         refit: fit the closed-form parts again at the end, to all users, those that validate and test too; what is
             measured is the model before. Default: wherever there are closed-form parts.
         tree: the kind of tree: cluster, category, random, or a file written by `beamtree tree`. In Python also a
@@ -140,6 +142,7 @@ class Recommender:
         device: str = "cpu",
         seed: int = 0,
         sequence: bool | None = None,
+        minutes: float | None = None,
         refit: bool | None = None,
         tree: str | Path | Tree | Callable[[Prepared], Tree] = "cluster",
         items: Any = None,
@@ -161,9 +164,10 @@ class Recommender:
         patience: int = 8,
     ) -> None:
         options = TrainingOptions(
-            device=device, seed=seed, sequence=sequence, refit=refit, tree=tree, items=items, vectors=vectors,
-            parts=parts, steps=steps, epochs=epochs, arity=arity, method=method, recipe=recipe, scorer=scorer,
-            beam_size=beam_size, nodes=nodes, batch_size=batch_size, lr=lr, optimizer=optimizer, patience=patience,
+            device=device, seed=seed, sequence=sequence, minutes=minutes, refit=refit, tree=tree, items=items,
+            vectors=vectors, parts=parts, steps=steps, epochs=epochs, arity=arity, method=method, recipe=recipe,
+            scorer=scorer, beam_size=beam_size, nodes=nodes, batch_size=batch_size, lr=lr, optimizer=optimizer,
+            patience=patience,
         )  # fmt: skip
         if training is not None:
             options = options.joined(training)

@@ -52,7 +52,7 @@ def demo(
     prepare([str(market)], prepared, split="halves")
     and_more = ", and train a network on the nodes of the beam" if epochs else ""
     _heading(f"3. Build a tree over the items, and fit the closed form{and_more}")
-    train(prepared, run, beam_size=100, batch_size=50, epochs=epochs or None)
+    train(prepared, run, beam_size=100, batch_size=50, epochs=epochs or None, sequence=False)
     _heading("4. Evaluate on the test users, beside baselines tuned on the same validation users")
     rows = "ease,ials,user-knn,rules,item-cf,popularity" if find_spec("scipy") else "popularity"
     evaluate_run(run, beam_size="200", against=rows, json=folder / "scores.json")

@@ -46,6 +46,7 @@ def train(
     device: Annotated[str, options.training_option("device")] = "cpu",
     seed: Annotated[int, options.training_option("seed", min=0, max=2**63 - 1)] = 0,
     sequence: Annotated[bool | None, options.training_option("sequence")] = None,
+    minutes: Annotated[float | None, options.training_option("minutes")] = None,
     refit: Annotated[bool | None, options.training_option("refit")] = None,
     tree: options.TreeName = "cluster",
     items: options.ItemsFile = None,
@@ -85,9 +86,9 @@ def train(
     if features is not None and items is not None:
         raise ValueError("there are two tables of items: give --features, or --items for the tree")
     training = TrainingOptions(
-        device=device, seed=seed, sequence=sequence, refit=refit, tree=tree, items=items, vectors=vectors, steps=steps,
-        epochs=epochs, arity=arity, method=method, recipe=recipe, beam_size=beam_size, nodes=nodes,
-        batch_size=batch_size, lr=lr, optimizer=optimizer, patience=patience,
+        device=device, seed=seed, sequence=sequence, minutes=minutes, refit=refit, tree=tree, items=items,
+        vectors=vectors, steps=steps, epochs=epochs, arity=arity, method=method, recipe=recipe, beam_size=beam_size,
+        nodes=nodes, batch_size=batch_size, lr=lr, optimizer=optimizer, patience=patience,
     )  # fmt: skip
     join(device)
     backend = current_backend()

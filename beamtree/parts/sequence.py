@@ -10,6 +10,7 @@ requests without a time are answered by the order of events.
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
+from time import monotonic
 from typing import Any, NamedTuple
 
 import torch
@@ -17,17 +18,17 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding, pad, softplus
 
 from beamtree.beam import retrieve
-from beamtree.closed_form.part_weights import USERS
-from beamtree.data import HISTORY, BeforeAfter, Events, Prepared
+from beamtree.closed_form.part_weights import CUTS, USERS
+from beamtree.data import HISTORY, BeforeAfter, Data, Events, Prepared
 from beamtree.data.inputs import NO_TIME, Inputs
 from beamtree.data.seeds import epoch_order, mix
-from beamtree.metrics import num_relevant
+from beamtree.metrics import hits, num_relevant, recall
 from beamtree.model import TreeModel
 from beamtree.parts.acceptance import Acceptance, Trial
 from beamtree.parts.base import Fitting, Part
 from beamtree.parts.processes import ALONE, Processes
 from beamtree.progress import log
-from beamtree.scorers import FactorScorer, Scorer, SequenceScorer, SumScorer
+from beamtree.scorers import FactorScorer, Scorer, SequenceScorer, SumScorer, with_inputs
 from beamtree.scorers.dot_product import DotProductScorer, fit_to_maxima
 from beamtree.scorers.sequence import SequenceEncoder
 from beamtree.tree import PAD, Tree
@@ -50,6 +51,12 @@ EARLY = 1_000  # steps that are checked more often on a GPU: small logs overfit 
 REFRESH = 100  # steps after which the beam that finds negatives takes the newest vectors
 NEGATIVES_BEAM = 20  # its size
 FACTOR_SHARE = 0.3  # of the random vectors, kept beside the factors that item vectors begin with
+MINUTES = 5.0  # of training on a CPU
+LEAST_EVENTS = 50_000  # of a log, from which a CPU trains the part unless told otherwise
+LEAST_STEPS = 1_000  # for which the minutes must suffice
+TIMED = 50  # steps after which it is seen whether they do
+CHECKS = 12  # that divide the minutes
+ALONE_USERS = 1_000  # validation users of such a check
 CHUNK = {"cpu": 1 << 22, "cuda": 1 << 28}  # logits that are computed at once
 
 
@@ -71,6 +78,7 @@ class SequenceSettings:
     check_early: int = 0  # steps between the checks of the first EARLY steps; 0 for `check_every`
     length: int = HISTORY  # events of a window
     clock: bool = False  # whether times are read
+    minutes: float | None = None  # of training, at most
 
     def is_check(self, step: int) -> bool:
         """Whether the model is measured after this step."""
@@ -83,7 +91,7 @@ class SequenceSettings:
         return min(self.reach, MAX_TARGETS)
 
 
-def sequence_settings(data: Prepared, device: str) -> SequenceSettings:
+def sequence_settings(data: Prepared, device: str, minutes: float | None = None) -> SequenceSettings:
     """Settings for a log: regularization by how dense it is, and a reach of as many events as users are asked for."""
     clock = data.train.events.clock is not None
     dense = int(data.train.events.counts().sum()) >= DENSE * data.num_items
@@ -96,14 +104,15 @@ def sequence_settings(data: Prepared, device: str) -> SequenceSettings:
         dropout=0.2 if dense else 0.5,
         weight_decay=0.0 if dense else 0.1,
         reach=reach,
-        steps=3_000 if on_cpu else 10_000,
-        check_every=500,
+        steps=20_000 if minutes is not None else 3_000 if on_cpu else 10_000,
+        check_every=TIMED if minutes is not None else 500,
         sampled=2048 if data.num_items > (4_096 if on_cpu else 250_000) else None,
         batch_size=32 if on_cpu else BATCH,
         layers=DEEP if clock and dense and not on_cpu else LAYERS,
-        check_early=0 if on_cpu else 125,
-        length=LENGTH if clock else HISTORY,
+        check_early=0 if on_cpu or minutes is not None else 125,
+        length=LENGTH if clock and not on_cpu else HISTORY,
         clock=clock,
+        minutes=minutes,
     )
 
 
@@ -112,22 +121,28 @@ class SequencePart(Part):
 
     Args:
         settings: sizes. Default: `sequence_settings` of the log.
+        minutes: of training, at most. Default: as long as validation users find more.
     """
 
     name = SEQUENCE
 
-    def __init__(self, settings: SequenceSettings | None = None) -> None:
-        self.settings = settings
+    def __init__(self, settings: SequenceSettings | None = None, minutes: float | None = None) -> None:
+        self.settings, self.minutes = settings, minutes
 
     def add(self, parts: SumScorer, fitting: Fitting) -> SumScorer:
         """The sum with the best part that training passes through."""
         tree, data, device, seed = fitting.tree, fitting.data, fitting.device, fitting.seed
-        settings = self.settings or sequence_settings(data, device)
-        best = BestPart(fitting.acceptance(parts))
+        minutes = self.minutes if fitting.processes.is_single else None  # ranks would not end at the same step
+        settings = self.settings or sequence_settings(data, device, minutes)
+        acceptance = fitting.acceptance(parts)
+        best = TimedPart(acceptance, tree, settings.minutes) if settings.minutes is not None else BestPart(acceptance)
 
         def on_check(step: int, encoder: SequenceEncoder, vectors: Tensor) -> bool:
-            fitting.on_progress(STAGE, step, settings.steps)
-            return best.check(step, SequenceScorer.from_items(tree, deepcopy(encoder).cpu(), vectors.cpu()))
+            fitting.on_progress(STAGE, *best.progress(step, settings.steps))
+            if best.is_due(step, settings.steps):
+                scorer = SequenceScorer.from_items(tree, deepcopy(encoder).cpu(), vectors.cpu())
+                return best.check(step, scorer) or best.is_over(step)
+            return best.is_over(step)
 
         parts.cpu()  # where the tree is
         start = None
@@ -144,12 +159,23 @@ class SequencePart(Part):
             processes=fitting.processes,
             on_check=on_check,
         )
+        best.finish()
         if best.scorer is not None:
             fit_inner_nodes(best.scorer, tree, data.train, device, seed)
         result = best.acceptance.result(self.name, best.scorer, best.trial)
         if best.trial is not None:
-            result.hyperparameters[self.name] |= {"steps": best.steps, "settings": asdict(settings)}
+            record = asdict(replace(settings, minutes=None))
+            result.hyperparameters[self.name] |= {"steps": best.steps, "settings": record}
+        if best.too_slow is not None:
+            result.hyperparameters[self.name] |= {"too_slow": best.too_slow}
         return result
+
+    def report(self, scorer: Scorer) -> list[str]:
+        steps = scorer.hyperparameters.get(self.name, {}).get("too_slow")
+        if steps is None:
+            return super().report(scorer)
+        enough = f"the minutes given are enough for about {steps:,} steps of at least {LEAST_STEPS:,}"
+        return [f"The {self.name} part was left out: {enough}. Give more `minutes`, or a GPU."]
 
     def refit(self, scorer: SumScorer, fitted: Mapping[str, Scorer], fitting: Fitting) -> Mapping[str, Scorer]:
         """Trained again for the steps that were chosen, where that is asked for; else it stays as it was trained."""
@@ -188,7 +214,23 @@ class BestPart:
         self.scorer: SequenceScorer | None = None
         self.trial: Trial | None = None
         self.steps = 0  # after which it was the best
+        self.too_slow: int | None = None  # the steps that there is time for, where those are too few
         self._alone, self._step = 0.0, 0
+
+    def progress(self, step: int, steps: int) -> tuple[int, int]:
+        """How much of the training is done, and of how much."""
+        return step, steps
+
+    def is_due(self, step: int, steps: int) -> bool:
+        """Whether it is time for a check."""
+        return True
+
+    def is_over(self, step: int) -> bool:
+        """Whether training ends here, whatever a check says."""
+        return False
+
+    def finish(self) -> None:
+        """Decide whether the best is good enough."""
 
     def check(self, step: int, scorer: SequenceScorer) -> bool:
         """Measure a part; returns whether training should stop: neither the part nor the sum has become better."""
@@ -200,6 +242,61 @@ class BestPart:
         if trial.accepted and (self.trial is None or trial.gain.worth > self.trial.gain.worth):
             self.scorer, self.trial, self.steps, self._step = scorer, trial, step, step
         return step - self._step >= PATIENCE
+
+
+class TimedPart(BestPart):
+    """The best of the parts that a training of some minutes passes through.
+
+    A check measures the part alone, which takes a second; the sum is measured once, at the end.
+    """
+
+    def __init__(self, acceptance: Acceptance, tree: Tree, minutes: float) -> None:
+        super().__init__(acceptance)
+        self._tree, self._seconds = tree, 60 * minutes
+        self._began = self._checked = monotonic()
+
+    def progress(self, step: int, steps: int) -> tuple[int, int]:
+        done = max((monotonic() - self._began) / self._seconds, step / steps)
+        return int(1000 * min(1.0, done)), 1000
+
+    def is_due(self, step: int, steps: int) -> bool:
+        return self.is_over(step) or step == steps or monotonic() - self._checked >= self._seconds / CHECKS
+
+    def is_over(self, step: int) -> bool:
+        elapsed = monotonic() - self._began
+        possible = int(step * self._seconds / max(elapsed, 1e-9))
+        if step == TIMED and possible < LEAST_STEPS:
+            self.too_slow = possible
+        return elapsed >= self._seconds or self.too_slow is not None
+
+    def check(self, step: int, scorer: SequenceScorer) -> bool:
+        quality, self._checked = recall_alone(scorer, self._tree, self.acceptance.users), monotonic()
+        log.debug("sequence part, step %d: recall %.2f %% alone", step, 100 * quality)
+        if quality > self._alone:
+            self._alone, self.scorer, self.steps, self._step = quality, scorer, step, step
+        return step - self._step >= PATIENCE
+
+    def finish(self) -> None:
+        if self.scorer is None or self.too_slow is not None:
+            self.scorer = None
+            return
+        self.trial = self.acceptance.measure({SEQUENCE: self.scorer})
+        if not self.trial.accepted:
+            self.scorer = None
+
+
+@torch.no_grad()
+def recall_alone(scorer: SequenceScorer, tree: Tree, users: Data) -> float:
+    """The mean recall of validation users at several cuts, where all items are ranked by this part alone."""
+    users = with_inputs(scorer, users)
+    vectors, total = scorer.item_vectors(tree), 0.0
+    rows = torch.arange(min(ALONE_USERS, len(users)))
+    for some in rows.split(64):
+        x, y = users.batch(some)
+        best = (scorer.users(tree, x) @ vectors.T).topk(min(CUTS[-1], len(vectors))).indices
+        hit, relevant = hits(best, y), num_relevant(y)
+        total += float(torch.stack([recall(hit, relevant, m).sum() for m in CUTS]).mean())
+    return total / len(rows)
 
 
 @torch.no_grad()

@@ -41,6 +41,7 @@ class TrainingOptions:
     device: str = "cpu"
     seed: int = 0
     sequence: bool | None = None
+    minutes: float | None = None
     refit: bool | None = None
     tree: str | Path | Tree | Callable[[Prepared], Tree] = "cluster"
     items: Any = None

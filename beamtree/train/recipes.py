@@ -20,7 +20,7 @@ from beamtree.model import TreeModel
 from beamtree.parts import PARTS, Part
 from beamtree.parts.closed_form import SAME_ITEMS, ClosedForm
 from beamtree.parts.deep import DeepPart, deep_as_published, deep_from_factors
-from beamtree.parts.sequence import SEQUENCE
+from beamtree.parts.sequence import LEAST_EVENTS, MINUTES, SEQUENCE, SequencePart
 from beamtree.progress import OnProgress, no_progress
 from beamtree.scorers import Scorer, SumScorer
 from beamtree.train.backend import current_backend
@@ -158,6 +158,9 @@ def check_options(options: TrainingOptions) -> Recipe:
     for name in ("refit", "sequence"):
         if getattr(options, name) not in (None, True, False):
             raise ValueError(f"{name}={getattr(options, name)!r}: give True, False or None")
+    minutes: object = options.minutes
+    if minutes is not None and not (isinstance(minutes, int | float) and minutes > 0):
+        raise ValueError(f"minutes={options.minutes}: must be above 0; `sequence=False` trains no transformer")
     if not isinstance(options.lr, Real | None) or not 0 < (recipe.lr if options.lr is None else options.lr) <= MAX_LR:
         raise ValueError(f"lr={options.lr}: must be above 0 and at most {MAX_LR:g}; 0.001 is usual")
     if options.epochs is not None and options.steps is not None:
@@ -217,6 +220,12 @@ def _parts(data: Prepared, options: TrainingOptions, recipe: Recipe) -> tuple[Pa
             raise ValueError(f"`parts`: there are two parts of the name {part.name!r}: give one of them another")
         parts.insert(next((at for at, other in enumerate(parts) if isinstance(other, DeepPart)), len(parts)), part)
     parts = [DeepPart(recipe.scorer) if isinstance(part, DeepPart) else part for part in parts]
+    minutes = options.minutes
+    if minutes is None and torch.device(options.device).type == "cpu":
+        minutes = MINUTES
+    if minutes is not None and data.all is not None:
+        minutes /= 2  # it is trained again for all events
+    parts = [SequencePart(part.settings, minutes) if isinstance(part, SequencePart) else part for part in parts]
     return tuple(part for part in parts if part.obstacle(data) is None)
 
 
@@ -228,8 +237,10 @@ def _trains_sequence(data: Prepared, options: TrainingOptions, recipe: Recipe) -
     obstacle = NEEDED if part is None else part.obstacle(data)
     if options.sequence and obstacle:
         raise ValueError(f"`sequence` needs {obstacle}")
-    on_gpu = torch.device(options.device).type == "cuda" and options.steps != 0
-    return obstacle is None and (options.sequence or on_gpu)
+    if options.sequence or obstacle is not None:
+        return obstacle is None
+    on_cpu = torch.device(options.device).type == "cpu"
+    return options.steps != 0 and not (on_cpu and len(data.train.item_numbers()) < LEAST_EVENTS)
 
 
 def _scorer_function(scorer: MakeScorer | type[Scorer]) -> MakeScorer:

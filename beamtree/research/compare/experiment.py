@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+
 from beamtree.beam import DEFAULT_BEAM_SIZE
 from beamtree.data import Prepared
 from beamtree.evaluate import Find, named_metrics
@@ -80,6 +82,7 @@ class Experiment:
             batch_size=self.batch_size,
             seed=self.seed,
             device=self.device,
+            sequence=None if torch.device(self.device).type == "cuda" else False,
             refit=False,
         )
 
