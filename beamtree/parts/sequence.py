@@ -135,7 +135,9 @@ class SequencePart(Part):
         minutes = self.minutes if fitting.processes.is_single else None  # ranks would not end at the same step
         settings = self.settings or sequence_settings(data, device, minutes)
         acceptance = fitting.acceptance(parts)
-        best = TimedPart(acceptance, tree, settings.minutes) if settings.minutes is not None else BestPart(acceptance)
+        best = BestPart(acceptance)
+        if settings.minutes is not None:
+            best = TimedPart(acceptance, tree.to(device), settings.minutes)
 
         def on_check(step: int, encoder: SequenceEncoder, vectors: Tensor) -> bool:
             fitting.on_progress(STAGE, *best.progress(step, settings.steps))
@@ -270,7 +272,8 @@ class TimedPart(BestPart):
         return elapsed >= self._seconds or self.too_slow is not None
 
     def check(self, step: int, scorer: SequenceScorer) -> bool:
-        quality, self._checked = recall_alone(scorer, self._tree, self.acceptance.users), monotonic()
+        part = deepcopy(scorer).to(self._tree.device)
+        quality, self._checked = recall_alone(part, self._tree, self.acceptance.users), monotonic()
         log.debug("sequence part, step %d: recall %.2f %% alone", step, 100 * quality)
         if quality > self._alone:
             self._alone, self.scorer, self.steps, self._step = quality, scorer, step, step
@@ -292,7 +295,7 @@ def recall_alone(scorer: SequenceScorer, tree: Tree, users: Data) -> float:
     vectors, total = scorer.item_vectors(tree), 0.0
     rows = torch.arange(min(ALONE_USERS, len(users)))
     for some in rows.split(64):
-        x, y = users.batch(some)
+        x, y = (part.to(tree.device) for part in users.batch(some))
         best = (scorer.users(tree, x) @ vectors.T).topk(min(CUTS[-1], len(vectors))).indices
         hit, relevant = hits(best, y), num_relevant(y)
         total += float(torch.stack([recall(hit, relevant, m).sum() for m in CUTS]).mean())
