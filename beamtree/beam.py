@@ -24,6 +24,7 @@ Expand = Callable[[Tensor, State], State]
 Drawn = Callable[[Callable[[int], Tensor]], Tensor]
 BeamSize = int | Sequence[int]  # k, or one width for each searched level, first to last
 DEFAULT_BEAM_SIZE = 400  # of searches; the default in training is in `train.recipes`
+WIDE, EVENTS_AT_ONCE = 256, 1 << 14  # columns of x from which fewer users are searched together on a GPU
 MAX_KERNEL_WIDTH = 4096  # candidates that the GPU version of `_select` can hold
 WARMUP_RUNS = 16  # searches of one shape before one is recorded: more than a validation between steps needs
 _GRAPHS: WeakKeyDictionary[TreeModel, tuple[list[object], CudaGraphCache]] = WeakKeyDictionary()
@@ -160,6 +161,11 @@ def _uniform(like: Tensor, generator: torch.Generator, rows: int | None = None) 
     return torch.rand(shape, generator=generator, device=like.device)
 
 
+def users_at_once(columns: int) -> int:
+    """How many users with x of so many columns a GPU searches together: item memory names hundreds of items an event."""
+    return max(1, EVENTS_AT_ONCE // max(1, columns)) if columns > WIDE else EVENTS_AT_ONCE
+
+
 @torch.no_grad()
 def retrieve(
     model: TreeModel,
@@ -185,6 +191,11 @@ def retrieve(
     """
     sizes, m = widths(model, beam_size, m), positive_int("m", m)
     _check_users(model, x)
+    if x.is_cuda and model.scorer.reads_items and x.shape[0] > (few := users_at_once(x.shape[1])):
+        hidden = [None] * len(x) if exclude is None else exclude.split(few)
+        parts = zip(x.split(few), hidden, strict=False)
+        found = [retrieve(model, some, beam_size=sizes, m=m, allowed=allowed, exclude=own) for some, own in parts]
+        return torch.cat([items for items, _ in found]), torch.cat([scores for _, scores in found])
     mask = model.tree.mask_of(allowed)
     if mask.is_empty or not x.shape[0]:
         no_items = torch.full((len(x), m), PAD, device=x.device)

@@ -101,9 +101,13 @@ def test_users_of_a_log_come_with_times():
     assert y[0, 0] == 140
 
 
-def test_times_that_are_an_order_are_not_read():
+def test_times_that_are_only_an_order_are_not_known():
     events = Events(torch.tensor([0, 3]), torch.arange(3), "log", times=torch.arange(3))
-    assert not BeforeAfter(events).with_times().clock
+    users = BeforeAfter(events).with_times()
+    inputs = users.columns.split(users.batch(torch.arange(1))[0])
+    assert (inputs.times == NO_TIME).all()
+    assert (inputs.request == NO_TIME).all()
+    assert inputs.items[0, 0] == 0
 
 
 # Histories of more than 69 events

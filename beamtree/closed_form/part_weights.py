@@ -7,10 +7,10 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from beamtree.beam import retrieve
+from beamtree.beam import retrieve, users_at_once
 from beamtree.closed_form.calibration import calibrate
 from beamtree.data import HISTORY, BeforeAfter, Data
-from beamtree.data.inputs import WHOLE_HISTORY, InputColumns
+from beamtree.data.inputs import WHOLE_HISTORY, InputColumns, history_width
 from beamtree.kernels import sparse
 from beamtree.kernels.threads import parallel_map
 from beamtree.metrics import default_m, hits
@@ -77,9 +77,18 @@ class Candidates:
         rows = torch.arange(users)
         if isinstance(self._users, BeforeAfter):  # those with similar histories together, which are padded to the same
             rows = self._users.history_lengths(rows).cpu().argsort(stable=True)
-        results = for_each_batch(search, rows.split(BATCH), device)
+        results = for_each_batch(
+            search, [few for some in rows.split(BATCH) for few in self._at_once(some, device)], device
+        )
         scores, gain, real = (torch.cat(each) for each in zip(*results, strict=True))
         return scores, gain, real
+
+    def _at_once(self, rows: Tensor, device: str) -> Sequence[Tensor]:
+        """Users that are searched together: fewer of those with long histories on a GPU, whose memory is small."""
+        if torch.device(device).type == "cpu" or not isinstance(self._users, BeforeAfter):
+            return [rows]
+        longest = int(self._users.history_lengths(rows).max())
+        return rows.split(users_at_once(history_width(longest, WHOLE_HISTORY)))
 
     def recalls(self, weights: Sequence[float]) -> Tensor:
         """Recall at each cut of the items in the order of the sum, weighted in units."""

@@ -109,8 +109,8 @@ class BeforeAfter(View):
         return replace(self, context_values=value_numbers(values, self.events.contexts.contexts))
 
     def with_times(self) -> "BeforeAfter":
-        """The same users with times; the same where they are no clock."""
-        return self if self.events.clock is None else replace(self, clock=True)
+        """The same users with times, which are NO_TIME where they are no clock."""
+        return replace(self, clock=True)
 
     def target_index(self, rows: Tensor) -> Tensor:
         """Where the targets y of some users are in the arrays of the events [B, P], padded with PAD."""

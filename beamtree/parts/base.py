@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from beamtree.closed_form.part_weights import USERS
-from beamtree.data import Events, Prepared
+from beamtree.data import BeforeAfter, Events, Prepared
 from beamtree.data.inputs import WHOLE_HISTORY
 from beamtree.parts.acceptance import Acceptance
 from beamtree.parts.processes import ALONE, Processes
@@ -58,9 +58,14 @@ class Fitting:
         """The events to fit."""
         return self.data.train.events if self.events is None else self.events
 
+    def validation_users(self) -> BeforeAfter:
+        """Validation users with whole histories, and with times where they are a clock."""
+        users = replace(self.data.val.sample(USERS), history=WHOLE_HISTORY)
+        return users if users.events.clock is None else users.with_times()
+
     def acceptance(self, parts: SumScorer, contexts: Mapping[str, Sequence[str]] | None = None) -> Acceptance:
         """What decides on one more part of a sum, which may read these columns of contexts and their values."""
-        users = replace(self.data.val.sample(USERS), history=WHOLE_HISTORY).with_times()
+        users = self.validation_users()
         if values := contexts or context_values(parts):
             users = users.with_contexts(values)
         return Acceptance(self.tree, parts, users, self.first_level, self.device, processes=self.processes)

@@ -72,7 +72,7 @@ class ClosedForm(Fitting):
         self.log: Events = self.fitted_events.to(self.device)
         slots = self.tree.items()
         self.order = slots[slots >= 0].to(self.device)
-        self.users = replace(self.data.val.sample(USERS), history=WHOLE_HISTORY).with_times()
+        self.users = self.validation_users()
         self.validates = len(self.users) > 0
         self.users_repeat = not self.validates or self._share_of_repeats() > MIN_REPEAT_SHARE
         self.ordered = self.data.train.events.order_strength > ORDERED

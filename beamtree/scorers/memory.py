@@ -86,7 +86,7 @@ class MemoryScorer(SubtreeMaxScorer):
         self.register_buffer("partners", torch.zeros(entries, dtype=torch.int32))
         self.register_buffer("weights", torch.zeros(entries, dtype=torch.float16))
         self.register_buffer("recency", torch.zeros(lists, history))
-        self._plan: tuple[object, tuple[Tensor, ...]] = None, ()
+        self._plans: dict[object, tuple[Tensor, ...]] = {}
 
     @classmethod
     def from_partners(cls, lists: Sequence[CSR], recency: Sequence[Tensor]) -> "MemoryScorer":
@@ -112,7 +112,7 @@ class MemoryScorer(SubtreeMaxScorer):
         device = self.recency.device
         self.offsets, self.partners = rows.offsets.to(device), rows.columns.to(device)
         self.weights = rows.values.half().to(device)
-        self._plan = None, ()
+        self._plans = {}
 
     def with_rows(self, num_items: int, rows: CSR) -> "MemoryScorer":
         """A memory of other items with the same recency weights."""
@@ -181,17 +181,18 @@ class MemoryScorer(SubtreeMaxScorer):
     def _read_plan(self, x: Tensor) -> tuple[Tensor, ...]:
         """How histories as long as x are read, for all lists at once.
 
-        Which events, the first row of their list, the discount of each, and the positions within a row.
+        Which events, the first row of their list, the discount of each, and the positions within a row. Those of all
+        widths are kept: CUDA graphs that were recorded with them read them again.
         """
         state = x.shape[1], x.device, self.recency.data_ptr(), self.recency._version
-        if self._plan[0] != state:
+        if state not in self._plans:
             used = self.recency[:, : x.shape[1]].cpu() != 0
             number, columns = used.nonzero(as_tuple=True)
             longest = int(self.offsets.diff().max()) if len(self.partners) else 0
             discount = self.recency.cpu()[number, columns].unsqueeze(-1)
             plan = columns, number * self.num_items, discount, torch.arange(longest)
-            self._plan = state, tuple(part.to(x.device) for part in plan)
-        return self._plan[1]
+            self._plans[state] = tuple(part.to(x.device) for part in plan)
+        return self._plans[state]
 
     def settings(self) -> dict[str, Any]:
         how = {"num_items": self.num_items, "entries": len(self.partners), "lists": self.lists}
