@@ -24,7 +24,7 @@ Expand = Callable[[Tensor, State], State]
 Drawn = Callable[[Callable[[int], Tensor]], Tensor]
 BeamSize = int | Sequence[int]  # k, or one width for each searched level, first to last
 DEFAULT_BEAM_SIZE = 400  # of searches; the default in training is in `train.recipes`
-WIDE, EVENTS_AT_ONCE = 256, 1 << 14  # columns of x from which fewer users are searched together on a GPU
+WIDE, EVENTS_AT_ONCE = 300, 1 << 14  # columns of x from which fewer users are searched together on a GPU
 MAX_KERNEL_WIDTH = 4096  # candidates that the GPU version of `_select` can hold
 WARMUP_RUNS = 16  # searches of one shape before one is recorded: more than a validation between steps needs
 _GRAPHS: WeakKeyDictionary[TreeModel, tuple[list[object], CudaGraphCache]] = WeakKeyDictionary()
@@ -162,7 +162,7 @@ def _uniform(like: Tensor, generator: torch.Generator, rows: int | None = None) 
 
 
 def users_at_once(columns: int) -> int:
-    """How many users with x of so many columns a GPU searches together: item memory names hundreds of items an event."""
+    """How many users with so many columns of x a GPU searches together: each event may name hundreds of items."""
     return max(1, EVENTS_AT_ONCE // max(1, columns)) if columns > WIDE else EVENTS_AT_ONCE
 
 

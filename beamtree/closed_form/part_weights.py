@@ -88,7 +88,7 @@ class Candidates:
         if torch.device(device).type == "cpu" or not isinstance(self._users, BeforeAfter):
             return [rows]
         longest = int(self._users.history_lengths(rows).max())
-        return rows.split(users_at_once(history_width(longest, WHOLE_HISTORY)))
+        return list(rows.split(users_at_once(history_width(longest, WHOLE_HISTORY))))
 
     def recalls(self, weights: Sequence[float]) -> Tensor:
         """Recall at each cut of the items in the order of the sum, weighted in units."""
