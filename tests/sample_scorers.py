@@ -115,8 +115,9 @@ def make_memory_sum(tree):
 
 def told_by(scorer):
     """What the parts say, whichever way vectors are turned and equal partners are put."""
-    rows = scorer.part("factors").table.weight.float()
+    rows = {name: part.table.weight.float() for name, part in scorer.tables().items() if name != "deep"}
     memory = scorer.part("memory")
     said = torch.zeros(len(memory.offsets) - 1, memory.num_items)
     said[torch.repeat_interleave(memory.offsets.diff()), memory.partners.long()] = memory.weights.float()
-    return {"factors": rows @ rows.T, "memory": said, "recency": memory.recency, "weights": scorer.weights}
+    products = {name: each @ each.T for name, each in rows.items()}
+    return {**products, "memory": said, "recency": memory.recency, "weights": scorer.weights}

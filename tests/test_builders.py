@@ -133,10 +133,10 @@ def test_a_category_lies_between_the_one_above_and_its_items():
 class Tastes:
     """A hundred users, each of one taste; items 0 … 31 are chosen, 32 … 63 only by those of validation."""
 
-    num_items, run_length = 64, None
+    num_items, run_length, earlier = 64, None, None
 
     def __init__(self, *, new: bool):
-        generator = torch.Generator().manual_seed(0)
+        generator, self.choices = torch.Generator().manual_seed(0), {}
         self.train = self._users(100, 0, generator)
         self.val = self._users(50, 32 if new else 0, generator)
         self.factors = factors(self.train.events, 64, dim=8)

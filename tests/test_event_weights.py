@@ -184,7 +184,7 @@ def test_windows_of_the_sequence_part_predict_targets_only():
     items = torch.arange(40).int()
     events = Events(torch.tensor([0, 20, 40]), items, "a", weights=torch.where(items % 2 == 0, 1.0, -1.0))
     generator = torch.Generator().manual_seed(0)
-    x, y = draw_windows(events, torch.arange(2), reach=5, targets=4, generator=generator)
+    x, y, *_ = draw_windows(events, torch.arange(2), reach=5, targets=4, generator=generator)
     assert (x % 2 == 1).any()
     assert (y != PAD).any()
     assert (y[y != PAD] % 2 == 0).all()

@@ -36,7 +36,7 @@ def logs(tmp_path_factory):
 def fitted(folder, out):
     """Fit and save, with the sequence part where the order tells something."""
     join()
-    sequence.sequence_settings = lambda data, device: SMALL
+    sequence.sequence_settings = lambda data, device, minutes: SMALL
     shop = bt.Recommender(sequence=folder.name == "order", steps=0, tree="random", seed=0)
     shop.fit(folder, verbose=False).save(out)
     scorer = shop.model.scorer

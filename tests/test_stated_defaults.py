@@ -11,7 +11,7 @@ from beamtree.classify import Classifier, classifier, model
 from beamtree.cli.serve import serve_run as serve
 from beamtree.cli.train import train
 from beamtree.closed_form import als
-from beamtree.data.views import HISTORY
+from beamtree.data.inputs import HISTORY, WHOLE_HISTORY
 from beamtree.ingest import clock, splits
 from beamtree.ingest.prepare import prepare
 from beamtree.parts import sequence
@@ -86,13 +86,20 @@ def test_the_table_of_training_options(log, resolved):
 def test_where_a_sequence_part_is_trained(log, resolved):
     trains = {name: settings.sequence for name, settings in resolved.items()}
     assert trains == {"cpu": False, "gpu": True, "deep": False, "paper": False, "closed": False}
-    assert "| `sequence` | on a GPU, except with `steps=0` |" in words_of("docs/train.md")
-    assert "`Recommender(sequence=True)`, which is the default on a GPU" in words_of("docs/quickstart.md")
+    page = words_of("docs/train.md")
+    events, minutes = f"at least {sequence.LEAST_EVENTS:,} events", f"{sequence.MINUTES:g}"
+    assert f"| `sequence` | on a GPU, and on a CPU for logs of {events}, except with `steps=0` |" in page
+    assert f"| `minutes` | {minutes} on a CPU; on a GPU as long as validation users find more |" in page
+    assert f"On a CPU it takes five minutes (`minutes={minutes}`)" in words_of("docs/quickstart.md")
+    assert f"Default: {minutes} on a CPU" in words_of("beamtree/recommender.py")
+    assert events in words_of("beamtree/recommender.py")
     assert "closed form only; add sequence=True for a transformer" in words_of("README.md")
     cpu, gpu = (sequence.sequence_settings(log, device) for device in ("cpu", "cuda"))
-    page = words_of("docs/train.md")
     assert f"at most {gpu.steps:,} steps of {gpu.batch_size} windows" in page
     assert f"{cpu.steps:,} smaller steps" in page
+    assert f"newest {cpu.length} events, on batches of {cpu.batch_size} windows" in page
+    assert f"the first {sequence.TIMED} steps" in page
+    assert f"fewer than {sequence.LEAST_STEPS:,}, it is left out" in page
     assert cpu.batch_size < gpu.batch_size
 
 
@@ -107,8 +114,10 @@ def test_sizes_of_the_closed_form():
     assert f"implicit ALS with {als.DIM} factors" in page
     assert f"{PARTNERS} partners per item" in page
     glossary = words_of("docs/how_it_works.md")
-    assert f"up to {HISTORY} of the newest are used" in glossary
-    assert f"newest {HISTORY} events" in words_of("docs/prepare.md")
+    assert f"up to {WHOLE_HISTORY:,} of the newest are used" in glossary
+    assert f"newest {WHOLE_HISTORY:,} events" in words_of("docs/prepare.md")
+    assert f"The newest {WHOLE_HISTORY:,} items of a history are used" in words_of("docs/recommend.md")
+    assert f"`[users, {HISTORY}]`" in words_of("docs/export.md")
 
 
 def test_the_search():

@@ -179,7 +179,7 @@ def test_the_sequence_part_is_trained_again_for_the_steps_that_were_chosen(monke
         return original(events, num_items, settings, **options)
 
     monkeypatch.setattr(sequence_part, "fit_sequence", counted)
-    monkeypatch.setattr(sequence_part, "sequence_settings", lambda data, device: settings)
+    monkeypatch.setattr(sequence_part, "sequence_settings", lambda data, device, minutes: settings)
     shop = bt.Recommender(**QUICK, sequence=True).fit(LOG, verbose=False)
     record = shop.model.scorer.hyperparameters[SEQUENCE]
     assert SEQUENCE in shop.model.scorer.names, record

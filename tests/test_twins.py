@@ -160,13 +160,14 @@ def popularity(scorer, tree, x):
 
 
 def trend(scorer, tree, x):
-    """Each half-life on its own: counts at the leaves, and above them the largest."""
+    """Each half-life on its own: counts at the leaves, and above them the largest; a free slot keeps what it had."""
     scores = torch.zeros(tree.num_nodes, dtype=torch.float64)
     for column, (weight, half_life) in enumerate(zip(scorer.weights, scorer.half_lives, strict=True)):
-        best = torch.zeros(tree.num_nodes, dtype=torch.float64)
+        fading = 2 ** ((scorer.origin - scorer.newest) / half_life)
+        best = scorer.table.weight[:, column].double().square() * fading
         for item, leaf in enumerate(tree.leaf_of_item(torch.arange(tree.num_items)).tolist()):
             if leaf != PAD:
-                best[leaf] = float(scorer.counts[item, column]) * 2 ** ((scorer.origin - scorer.newest) / half_life)
+                best[leaf] = float(scorer.counts[item, column]) * fading
         for node in range(tree.level(tree.height).start - 1, -1, -1):
             first = node * tree.arity + 1
             best[node] = best[first : first + tree.arity].max()

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from beamtree.closed_form import als, cooccurrence
 from beamtree.closed_form.als import initial_vectors, principal_axes, solve_batch
@@ -89,7 +90,7 @@ class ShardedClosedForm(ClosedForm):
 
     def memory(self, lists: Sequence[CSR], recency: Sequence[Tensor]) -> MemoryScorer:
         part = concatenate([each.cpu() for each in lists])
-        stacked = torch.stack([each.cpu() for each in recency])
+        stacked = pad_sequence([each.cpu() for each in recency], batch_first=True)
         return ShardedMemoryScorer.from_part(self.data.num_items, len(lists), part, stacked)
 
     def parallel(self, find: Find) -> tuple[Find, int]:

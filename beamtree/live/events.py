@@ -35,10 +35,14 @@ def is_before(event: Event, before: Time | None) -> bool:
     return before is not None and (when is None or when < before)
 
 
-def in_seconds(event: Event) -> int:
-    """When an event happened, or else was received, in seconds since 1970; NO_TIME where neither is known."""
-    when = event.time if event.time is not None and is_date(event.time) else event.received
-    return NO_TIME if when is None else int(when // MICRO)
+def in_seconds(event: Event, logged: int = NO_TIME) -> int:
+    """When an event happened, or else was received, in seconds since 1970; NO_TIME where neither is known.
+
+    One without a time of its own is no older than those that are `logged`, also where a log is ahead of this clock.
+    """
+    if event.time is not None and is_date(event.time):
+        return int(event.time // MICRO)
+    return NO_TIME if event.received is None else max(logged, int(event.received // MICRO))
 
 
 def now() -> int:

@@ -216,7 +216,7 @@ def learn_placement(model: TreeModel, histories: Sequence[Sequence[int]], backgr
     items = torch.unique(x[x != PAD])
     factors = torch.cat([_user_factors(model, x.to(model.tree.device)), background.factors])
     events = torch.cat([_event_weights(x, items), _event_weights(background.x, items)])
-    scale = torch.cat([events[len(x) :].std(0) + MIN_STD, factors[len(x) :].std(0) + 1e-3])
+    scale = torch.cat([_deviation(events[len(x) :]) + MIN_STD, _deviation(factors[len(x) :]) + 1e-3])
     count = torch.cat([torch.full((len(items),), float(len(items))), torch.full((factors.shape[1],), factors.shape[1])])
     scale = scale * count.sqrt()
     inputs = torch.cat([events, factors], dim=1) / scale
@@ -231,6 +231,11 @@ def learn_placement(model: TreeModel, histories: Sequence[Sequence[int]], backgr
     if not factors.shape[1]:
         return result
     return result._replace(factors=of_factors / model.scorer.weight_of("factors"))
+
+
+def _deviation(rows: Tensor) -> Tensor:
+    """The standard deviation of each column; 0 where there is one row."""
+    return rows.std(0) if len(rows) > 1 and rows.shape[1] else rows.new_zeros(rows.shape[1])
 
 
 def _event_weights(x: Tensor, items: Tensor) -> Tensor:

@@ -66,9 +66,11 @@ class Users:
     def _with_later(self, user: str, history: History, ids: Ids) -> History:
         """The history of a user with later events and dislikes."""
         if recorded := self.events.get(user):
-            later = encode_history(ids, [event.item for event in recorded], list(map(in_seconds, recorded)))
-            items, times = _in_order(history, later)
-            history = history._replace(items=items, times=times, unknown=later.unknown, is_known=True)
+            logged = max(history.times, default=NO_TIME)
+            times = [in_seconds(event, logged) for event in recorded]
+            later = encode_history(ids, [event.item for event in recorded], times)
+            items, ordered = _in_order(history, later)
+            history = history._replace(items=items, times=ordered, unknown=later.unknown, is_known=True)
         if user not in self.dislikes:
             return history
         dislikes = ids.find_known(self.dislikes[user])

@@ -119,7 +119,7 @@ def _is_id(value: object) -> bool:
 
 def is_frame(value: object) -> bool:
     """Whether this is a table in memory: of Polars, of pandas or of Arrow."""
-    return hasattr(type(value), "columns")
+    return hasattr(type(value), "columns") and not hasattr(type(value), "batch")  # views of a log have both
 
 
 def _group_by_user(frame: Any) -> ParsedHistories:
