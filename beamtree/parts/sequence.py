@@ -45,6 +45,7 @@ TIMELESS = 0.15  # the share of windows that lose their times
 SORTED = 16  # batches that are sorted by length together
 LR, WARM_UP, BETAS = 3e-3, 200, (0.9, 0.98)
 BATCH = 128  # windows in a step
+CPU_EVENTS, CPU_BATCH = 2048, 32  # events of a step on a CPU, about, and windows, at least
 AVERAGE = 1e-3  # weight of the newest step in the running mean of the weights, which is what is used
 PATIENCE = 1_500  # steps without a rise after which training stops
 EARLY = 1_000  # steps that are checked more often on a GPU: small logs overfit within a few epochs
@@ -78,6 +79,7 @@ class SequenceSettings:
     check_early: int = 0  # steps between the checks of the first EARLY steps; 0 for `check_every`
     length: int = HISTORY  # events of a window
     clock: bool = False  # whether times are read
+    by_length: bool = False  # whether the windows of a batch have about one length
     minutes: float | None = None  # of training, at most
 
     def is_check(self, step: int) -> bool:
@@ -107,13 +109,21 @@ def sequence_settings(data: Prepared, device: str, minutes: float | None = None)
         steps=20_000 if minutes is not None else 3_000 if on_cpu else 10_000,
         check_every=TIMED if minutes is not None else 500,
         sampled=2048 if data.num_items > (4_096 if on_cpu else 250_000) else None,
-        batch_size=32 if on_cpu else BATCH,
+        batch_size=_cpu_batch(data.train.events) if on_cpu else BATCH,
         layers=DEEP if clock and dense and not on_cpu else LAYERS,
         check_early=0 if on_cpu or minutes is not None else 125,
         length=LENGTH if clock and not on_cpu else HISTORY,
         clock=clock,
+        by_length=clock or on_cpu,
         minutes=minutes,
     )
+
+
+def _cpu_batch(events: Events) -> int:
+    """Windows of a step on a CPU: as many as have some thousand events, since part of a step costs the same for few."""
+    counts = events.counts()
+    mean = float(counts[counts > 1].clamp(max=HISTORY).double().mean()) if bool((counts > 1).any()) else 1.0
+    return int(min(max(CPU_EVENTS // mean, CPU_BATCH), BATCH))
 
 
 class SequencePart(Part):
@@ -390,7 +400,7 @@ def fit_sequence(
             epoch, batch = divmod(t, per_epoch)
             if batch == 0:
                 order = users[epoch_order(len(users), seed, epoch).to(users.device)]
-                if settings.clock:
+                if settings.by_length:
                     order = _by_length(order, counts, settings, mix(seed, epoch))
             rows = order[batch * settings.batch_size :][: settings.batch_size]
             generator.manual_seed(mix(seed, t))
