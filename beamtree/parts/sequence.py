@@ -570,8 +570,10 @@ def sampled_cross_entropy(
         weight = weight.masked_fill(torch.isin(negatives, certain), -torch.inf)
         negatives, weight = torch.cat([negatives, certain]), torch.cat([weight, weight.new_zeros(len(certain))])
     logits = states @ embedding(negatives, vectors).T + weight
+    own_targets = torch.zeros_like(logits, dtype=torch.bool)
     for target in targets.unbind(1):
-        logits = logits.masked_fill(negatives == target.unsqueeze(1), -torch.inf)
+        own_targets |= negatives == target.unsqueeze(1)
+    logits = logits.masked_fill(own_targets, -torch.inf)
     own = torch.bmm(embedding(targets.clamp(min=0), vectors), states.unsqueeze(-1)).squeeze(-1)  # [N, K]
     real = targets != PAD
     loss = softplus(logits.logsumexp(1, keepdim=True) - own) * real
