@@ -97,10 +97,11 @@ def test_where_a_sequence_part_is_trained(log, resolved):
     cpu, gpu = (sequence.sequence_settings(log, device) for device in ("cpu", "cuda"))
     assert f"at most {gpu.steps:,} steps of {gpu.batch_size} windows" in page
     assert f"{cpu.steps:,} smaller steps" in page
-    assert f"newest {cpu.length} events, on batches of {cpu.batch_size} windows" in page
+    batches = f"batches of {sequence.CPU_BATCH} to {sequence.BATCH} windows"
+    assert f"newest {cpu.length} events, on {batches}" in page
     assert f"the first {sequence.TIMED} steps" in page
     assert f"fewer than {sequence.LEAST_STEPS:,}, it is left out" in page
-    assert cpu.batch_size < gpu.batch_size
+    assert sequence.CPU_BATCH <= cpu.batch_size <= gpu.batch_size
 
 
 def test_where_a_model_is_refitted(resolved):

@@ -223,7 +223,7 @@ def _parts(data: Prepared, options: TrainingOptions, recipe: Recipe) -> tuple[Pa
     minutes = options.minutes
     if minutes is None and torch.device(options.device).type == "cpu":
         minutes = MINUTES
-    if minutes is not None and data.all is not None:
+    if minutes is not None and data.all is not None and options.refit is not False:
         minutes /= 2  # it is trained again for all events
     parts = [SequencePart(part.settings, minutes) if isinstance(part, SequencePart) else part for part in parts]
     return tuple(part for part in parts if part.obstacle(data) is None)
