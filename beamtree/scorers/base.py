@@ -24,7 +24,6 @@ RENAMED = {  # in 0.3.0, which a scorer from outside the package may not know
     "for_search": "search_cache",
     "use_for_search": "load_search_cache",
 }
-HISTORIES = InputColumns()
 ROUNDING = 1e-6  # relative: smaller differences between two scores are rounding
 
 
@@ -266,11 +265,6 @@ class TableScorer(Scorer):
 
     def load_search_cache(self, tree: Tree, parts: dict[str, Tensor]) -> None:
         """Use what `search_cache` gave for the same weights instead of computing it again."""
-
-
-def check_histories(x: Tensor, columns: InputColumns = HISTORIES) -> None:
-    """Raise a ValueError in one line where x are no histories, with these columns after them."""
-    columns.check(x)
 
 
 def newest(x: Tensor, count: int) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 from beamtree.data import BeforeAfter, Data
 from beamtree.data.contexts import ValueIndex, Values
 from beamtree.data.inputs import HISTORY, InputColumns
-from beamtree.scorers.base import Contributions, Scorer, check_histories
+from beamtree.scorers.base import Contributions, Scorer
 from beamtree.scorers.dot_product import LEAVES_AT_ONCE, DotProductScorer
 from beamtree.scorers.table import NodeTable, Vectors
 from beamtree.tree import PAD, Tree
@@ -107,7 +107,7 @@ class ContextScorer(DotProductScorer):
         }
 
     def check(self, x: Tensor) -> None:
-        check_histories(x, self.columns)
+        self.columns.check(x)
         if x.device.type == "cpu" and (self.columns.split(x).context >= len(self.vectors) - 1).any():
             raise ValueError(f"x has a context with a value beyond the {len(self.vectors) - 1} of this scorer")
 

@@ -12,7 +12,7 @@ from beamtree.data.seeds import mix
 from beamtree.data.views import window_matrix
 from beamtree.kernels.deep_cpu import Products, make_products, score_level
 from beamtree.kernels.search_cpu import CompiledPart, Network
-from beamtree.scorers.base import TableScorer, check_histories, newest
+from beamtree.scorers.base import TableScorer, newest
 from beamtree.scorers.table import NodeTable, Vectors
 from beamtree.tree import PAD, Tree
 
@@ -166,7 +166,7 @@ class DeepScorer(TableScorer):
         }
 
     def check(self, x: Tensor) -> None:
-        check_histories(x)
+        self.columns.check(x)
 
 
 @torch.no_grad()

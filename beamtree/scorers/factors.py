@@ -10,7 +10,7 @@ from beamtree import kernels
 from beamtree.data.inputs import HISTORY, WHOLE_HISTORY
 from beamtree.data.views import recency
 from beamtree.kernels import search_cpu
-from beamtree.scorers.base import Contributions, Scorer, check_histories, newest
+from beamtree.scorers.base import Contributions, Scorer, newest
 from beamtree.scorers.dot_product import DotProductScorer
 from beamtree.scorers.table import NodeTable, Vectors
 from beamtree.tree import PAD, Tree
@@ -218,4 +218,4 @@ class FactorScorer(DotProductScorer):
         }
 
     def check(self, x: Tensor) -> None:
-        check_histories(x)
+        self.columns.check(x)

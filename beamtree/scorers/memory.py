@@ -11,7 +11,7 @@ from beamtree.data.csr import CSR, concatenate
 from beamtree.data.inputs import HISTORY, WHOLE_HISTORY
 from beamtree.data.views import recency
 from beamtree.kernels.search_cpu import CompiledPart, Entries, Memory
-from beamtree.scorers.base import Contributions, Scorer, check_histories, newest
+from beamtree.scorers.base import Contributions, Scorer, newest
 from beamtree.scorers.subtree_max import SubtreeMax
 from beamtree.tree import PAD, Tree
 
@@ -55,7 +55,7 @@ class SubtreeMaxScorer(Scorer):
         return Entries(self.entries, self.columns, self.history)
 
     def check(self, x: Tensor) -> None:
-        check_histories(x, self.columns)
+        self.columns.check(x)
 
 
 class MemoryScorer(SubtreeMaxScorer):

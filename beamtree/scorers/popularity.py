@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from beamtree.kernels.search_cpu import CompiledPart, NodeScores
-from beamtree.scorers.base import Contributions, check_histories
+from beamtree.scorers.base import Contributions
 from beamtree.scorers.dot_product import DotProductScorer
 from beamtree.scorers.table import NodeTable, Vectors
 from beamtree.tree import PAD, Tree
@@ -73,4 +73,4 @@ class PopularityScorer(DotProductScorer):
         return {"num_nodes": self.table.num_nodes, "scale": self.scale}
 
     def check(self, x: Tensor) -> None:
-        check_histories(x)
+        self.columns.check(x)

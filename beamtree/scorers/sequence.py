@@ -17,7 +17,7 @@ from torch.nn.functional import dropout, linear, pad, scaled_dot_product_attenti
 from beamtree import kernels
 from beamtree.data.inputs import HISTORY, NO_TIME
 from beamtree.data.seeds import mix
-from beamtree.scorers.base import check_histories, newest
+from beamtree.scorers.base import newest
 from beamtree.scorers.dot_product import DotProductScorer
 from beamtree.scorers.table import NodeTable, Vectors
 from beamtree.tree import PAD, Tree
@@ -318,4 +318,4 @@ class SequenceScorer(DotProductScorer):
         return {**sizes, "clock": True} if encoder.clock else sizes
 
     def check(self, x: Tensor) -> None:
-        check_histories(x, self.columns)
+        self.columns.check(x)

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from beamtree.scorers.base import Contributions, check_histories
+from beamtree.scorers.base import Contributions
 from beamtree.scorers.dot_product import DotProductScorer
 from beamtree.scorers.table import NodeTable, Vectors
 from beamtree.tree import PAD, Tree
@@ -160,7 +160,7 @@ class TrendScorer(DotProductScorer):
         }
 
     def check(self, x: Tensor) -> None:
-        check_histories(x)
+        self.columns.check(x)
 
 
 def maxima(tree: Tree, values: Tensor) -> Tensor:
