@@ -161,9 +161,11 @@ def _uniform(like: Tensor, generator: torch.Generator, rows: int | None = None) 
     return torch.rand(shape, generator=generator, device=like.device)
 
 
-def users_at_once(columns: int) -> int:
-    """How many users with so many columns of x a GPU searches together: each event may name hundreds of items."""
-    return max(1, EVENTS_AT_ONCE // max(1, columns)) if columns > WIDE else EVENTS_AT_ONCE
+def users_at_once(model: TreeModel, x: Tensor) -> int:
+    """How many of some users are scored together: on a GPU few with long histories, since each event names items."""
+    if not x.is_cuda or not model.scorer.reads_items or x.shape[1] <= WIDE:
+        return max(1, x.shape[0])
+    return max(1, EVENTS_AT_ONCE // x.shape[1])
 
 
 @torch.no_grad()
@@ -191,10 +193,13 @@ def retrieve(
     """
     sizes, m = widths(model, beam_size, m), positive_int("m", m)
     _check_users(model, x)
-    if x.is_cuda and model.scorer.reads_items and x.shape[0] > (few := users_at_once(x.shape[1])):
-        hidden = [None] * len(x) if exclude is None else exclude.split(few)
-        parts = zip(x.split(few), hidden, strict=False)
-        found = [retrieve(model, some, beam_size=sizes, m=m, allowed=allowed, exclude=own) for some, own in parts]
+    if x.shape[0] > (few := users_at_once(model, x)):
+        parts = x.split(few)
+        hidden = [None] * len(parts) if exclude is None else exclude.split(few)
+        found = [
+            retrieve(model, some, beam_size=sizes, m=m, allowed=allowed, exclude=own)
+            for some, own in zip(parts, hidden, strict=True)
+        ]
         return torch.cat([items for items, _ in found]), torch.cat([scores for _, scores in found])
     mask = model.tree.mask_of(allowed)
     if mask.is_empty or not x.shape[0]:

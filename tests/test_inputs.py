@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import beamtree as bt
+from beamtree.closed_form.part_weights import scores_at_leaves
 from beamtree.data import HISTORY, BeforeAfter, Events
 from beamtree.data.csr import group_rows
 from beamtree.data.inputs import NO_TIME, WHOLE_HISTORY, WIDTHS, InputColumns, Inputs, history_width
@@ -159,6 +160,26 @@ def test_a_search_reads_a_whole_history(monkeypatch):
     assert not torch.equal(items, shorter)
     monkeypatch.setattr("beamtree.beam.search_parts", lambda *arguments: None)
     assert torch.allclose(bt.retrieve(model, x, beam_size=80, m=80)[1], expected_scores, atol=2e-3)
+
+
+def test_users_with_long_histories_are_scored_in_parts_where_memory_is_small(monkeypatch):
+    """As on a GPU: the same items and scores, also where items are excluded."""
+    generator = torch.Generator().manual_seed(1)
+    tree = bt.random_tree(50, seed=2)
+    user, item = torch.randint(50, (2, 300), generator=generator)
+    partners = group_rows(user, item, 50, torch.rand(300, generator=generator))
+    memory = MemoryScorer.from_partners([replace(partners, columns=partners.columns.int())], [torch.ones(400)])
+    model = sum_of({"memory": memory, "repeats": RepeatScorer()}, tree)
+    x, items = (torch.randint(50, (7, width), generator=generator) for width in (512, 9))
+    for exclude in (None, torch.randint(-1, 50, (7, 4), generator=generator)):
+        expected = bt.retrieve(model, x, beam_size=50, m=20, exclude=exclude), scores_at_leaves(model, x, items)
+        with monkeypatch.context() as patch:
+            for module in ("beamtree.beam", "beamtree.closed_form.part_weights"):
+                patch.setattr(f"{module}.users_at_once", lambda model, x: 3)
+            found = bt.retrieve(model, x, beam_size=50, m=20, exclude=exclude), scores_at_leaves(model, x, items)
+        assert torch.equal(found[0][0], expected[0][0])
+        assert torch.equal(found[0][1], expected[0][1])
+        assert torch.equal(found[1], expected[1])
 
 
 def test_a_recommender_reads_more_than_69_events(tmp_path):

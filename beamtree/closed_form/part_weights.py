@@ -10,7 +10,7 @@ from torch import Tensor
 from beamtree.beam import retrieve, users_at_once
 from beamtree.closed_form.calibration import calibrate
 from beamtree.data import HISTORY, BeforeAfter, Data
-from beamtree.data.inputs import WHOLE_HISTORY, InputColumns, history_width
+from beamtree.data.inputs import WHOLE_HISTORY, InputColumns
 from beamtree.kernels import sparse
 from beamtree.kernels.threads import parallel_map
 from beamtree.metrics import default_m, hits
@@ -77,18 +77,9 @@ class Candidates:
         rows = torch.arange(users)
         if isinstance(self._users, BeforeAfter):  # those with similar histories together, which are padded to the same
             rows = self._users.history_lengths(rows).cpu().argsort(stable=True)
-        results = for_each_batch(
-            search, [few for some in rows.split(BATCH) for few in self._at_once(some, device)], device
-        )
+        results = for_each_batch(search, rows.split(BATCH), device)
         scores, gain, real = (torch.cat(each) for each in zip(*results, strict=True))
         return scores, gain, real
-
-    def _at_once(self, rows: Tensor, device: str) -> Sequence[Tensor]:
-        """Users that are searched together: fewer of those with long histories on a GPU, whose memory is small."""
-        if torch.device(device).type == "cpu" or not isinstance(self._users, BeforeAfter):
-            return [rows]
-        longest = int(self._users.history_lengths(rows).max())
-        return list(rows.split(users_at_once(history_width(longest, WHOLE_HISTORY))))
 
     def recalls(self, weights: Sequence[float]) -> Tensor:
         """Recall at each cut of the items in the order of the sum, weighted in units."""
@@ -134,6 +125,9 @@ def for_each_batch(function: Callable[[T], R], batches: Iterable[T], device: str
 
 def scores_at_leaves(model: TreeModel, x: Tensor, items: Tensor) -> Tensor:
     """The scores of items [B, n], 0 for PAD and for items without a leaf."""
+    if x.shape[0] > (few := users_at_once(model, x)):
+        parts = zip(x.split(few), items.split(few), strict=True)
+        return torch.cat([scores_at_leaves(model, *part) for part in parts])
     with torch.no_grad():
         scorer, leaves = model.scorer, model.tree.leaf_of_item(items)
         if isinstance(scorer, SubtreeMaxScorer) and not x.is_cuda and model.tree.num_items <= SMALL_CATALOGUE:

@@ -86,8 +86,9 @@ class ClosedForm(Fitting):
 
     def fit(self) -> SumScorer:
         """The sum of the closed-form parts, with the weights of the highest recall on the validation users."""
-        self.choose_half_life()
-        fitted = [(part, part.fit_candidates(self)) for part in self.own]
+        first = {part.name: part.fit_candidates(self) for part in self.own if part.fades}
+        self.choose_half_life({name: scorer for each in first.values() for name, scorer in each.scorers.items()})
+        fitted = [(part, first.get(part.name) or part.fit_candidates(self)) for part in self.own]
         self.choose({name: scorer for _, candidates in fitted for name, scorer in candidates.scorers.items()})
         parts: dict[str, Scorer] = {}
         for part, candidates in sorted(fitted, key=lambda each: each[0].combined_last):
@@ -101,8 +102,8 @@ class ClosedForm(Fitting):
         self.stages.end()
         return scorer
 
-    def choose_half_life(self) -> None:
-        """Let events count less the older they are, where that finds more.
+    def choose_half_life(self, fading: Mapping[str, Scorer]) -> None:
+        """Let events count less the older they are, where that finds more beside scorers that fade by themselves.
 
         Shares of the log's length are tried from the longest on while the quality rises. A refit has the same
         half-life in seconds, from the new end of the log on.
@@ -113,21 +114,19 @@ class ClosedForm(Fitting):
         self.stages.begin(HALF_LIFE, 1 + len(HALF_LIVES))
         if HALF_LIFE not in self.hyperparameters:
             earlier = "weights" in self.hyperparameters  # of a fit that had none
-            self.hyperparameters[HALF_LIFE] = self._best_half_life(span) if self.validates and not earlier else 0.0
+            self.hyperparameters[HALF_LIFE] = (
+                self._best_half_life(span, fading) if self.validates and not earlier else 0.0
+            )
         half_life = float(self.hyperparameters[HALF_LIFE])
         if half_life:
             self.log = self.log.decayed(half_life)
 
-    def _best_half_life(self, span: int) -> float:
+    def _best_half_life(self, span: int, fading: Mapping[str, Scorer]) -> float:
         """The half-life with which sequential rules, which take seconds to fit, find the most; 0 for none.
 
-        They are tried beside parts that fade by themselves: what those know of the present needs no half-life.
+        They are tried beside what fades: what that knows of the present needs no half-life.
         """
         whole = self.log
-        fading: dict[str, Scorer] = {}
-        for part in self.own:
-            if part.fades:
-                fading |= part.fit_candidates(self).scorers
 
         def quality(half_life: float) -> float:
             self.log = whole.decayed(half_life) if half_life else whole

@@ -36,7 +36,7 @@ class TrendPart(ClosedFormPart):
         chosen = form.hyperparameters.get("weights")
         names = half_lives(events) if chosen is None else [name for name in HALF_LIVES if chosen.get(name)]
         counts = {name: decayed_counts(events, form.data.num_items, HALF_LIVES[name]) for name in names}
-        end = last_second(events)
+        end = int(seconds_of(events).max())
 
         def scorer(names: list[str], weights: list[float]) -> TrendScorer:
             columns = torch.stack([counts[name] for name in names], dim=1)
@@ -58,8 +58,7 @@ class TrendPart(ClosedFormPart):
 
 def half_lives(events: Events) -> list[str]:
     """The longest half-lives that are short beside the log."""
-    seconds = seconds_of(events)
-    span = int(seconds.max() - seconds.min())
+    span = events.span_of_time()
     return [name for name, half_life in HALF_LIVES.items() if half_life <= SHARE * span][:CANDIDATES]
 
 
@@ -67,11 +66,6 @@ def seconds_of(events: Events) -> Tensor:
     """The time of every event, user by user [E]."""
     span = events.span()
     return events.seconds(torch.arange(span.start, span.stop))
-
-
-def last_second(events: Events) -> int:
-    """The time of the newest event."""
-    return int(seconds_of(events).max())
 
 
 def decayed_counts(events: Events, num_items: int, half_life: float) -> Tensor:
