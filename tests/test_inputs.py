@@ -179,7 +179,7 @@ def test_users_with_long_histories_are_scored_in_parts_where_memory_is_small(mon
             found = bt.retrieve(model, x, beam_size=50, m=20, exclude=exclude), scores_at_leaves(model, x, items)
         assert torch.equal(found[0][0], expected[0][0])
         assert torch.equal(found[0][1], expected[0][1])
-        assert torch.equal(found[1], expected[1])
+        torch.testing.assert_close(found[1], expected[1])  # sums of floats, in another order
 
 
 def test_a_recommender_reads_more_than_69_events(tmp_path):
