@@ -9,9 +9,9 @@ import torch
 
 import beamtree as bt
 from beamtree.data import Events
+from beamtree.data.times import DAY
 from beamtree.live.refit import refit_parts
 from beamtree.parts.closed_form import HALF_LIFE
-from beamtree.scorers.trend import DAY
 
 START, DAYS = 1_704_067_200, 320
 CHANGES = 40  # days after which other items go together

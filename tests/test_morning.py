@@ -6,7 +6,7 @@ import polars as pl
 import pytest
 
 import beamtree as bt
-from beamtree.scorers.trend import DAY
+from beamtree.data.times import DAY
 
 START = 1_704_067_200  # 2024-01-01
 DAYS, HOUR = 140, 3600

@@ -6,9 +6,9 @@ import torch
 import beamtree as bt
 from beamtree import PAD
 from beamtree.data import Events
+from beamtree.data.times import DAY
 from beamtree.parts.trend import HALF_LIVES, decayed_counts, half_lives
 from beamtree.scorers import TrendScorer
-from beamtree.scorers.trend import DAY
 
 END, WEEK, MONTH = 1_700_000_000, 7 * DAY, 30 * DAY
 ITEMS = 40

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from beamtree.data.inputs import NO_TIME
+from beamtree.data.times import DAY
 
 AGE = "age_days"  # what expressions call the age of an item
-DAY = 86_400  # seconds
 NO_AGES = f"{AGE}: items have no age, because this model has no log whose times are dates or Unix times"
 
 

@@ -18,6 +18,7 @@ UNITS = (1, 10**3, 10**6, 10**9)  # units of a Unix time per second
 PLAUSIBLE = (631_152_000, 4_102_444_800)  # 1990 and 2100 in Unix seconds; the ranges of two units do not overlap
 DATES = (1990_01_01, 2099_12_31)  # the first and the last of digits alone
 MICRO, LARGEST = 10**6, 2**63 - 1
+DAY = 86_400  # seconds
 
 Time = int | float
 

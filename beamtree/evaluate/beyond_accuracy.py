@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from beamtree.data.ages import DAY
 from beamtree.data.inputs import NO_TIME
+from beamtree.data.times import DAY
 from beamtree.tree import PAD
 
 NO_AGE = "age: the times of these events are no dates and no Unix times, so items have no age"

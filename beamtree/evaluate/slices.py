@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from beamtree.data import BeforeAfter
-from beamtree.data.times import EPOCH, common_unit
+from beamtree.data.times import DAY, EPOCH, common_unit
 from beamtree.evaluate.beyond_accuracy import ItemFacts
 
-DAY = 86_400  # seconds
 PERIODS = (3_600, DAY, 7 * DAY, 28 * DAY, 91 * DAY, 182 * DAY, 364 * DAY)  # of which the shortest that gives few
 MOST_PERIODS = 12
 HISTORIES = (5, 20, 100)  # the longest history of each segment but the last; the first are new users

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from beamtree.data.times import MICRO, PLAUSIBLE, UNITS
+from beamtree.data.times import DAY, MICRO, PLAUSIBLE, UNITS
 from beamtree.ingest.arrays import Array, Read, user_ranges
 from beamtree.ingest.times import TimeScale
 
-SECONDS = {"h": 3600, "d": 86_400, "w": 604_800}  # of the units of a period
+SECONDS = {"h": 3600, "d": DAY, "w": 7 * DAY}  # of the units of a period
 NEWEST = 10  # one event in so many is after the cut, where a split names none
 BITS = 16  # of a time that one reading of the log decides
 

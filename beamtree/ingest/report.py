@@ -4,7 +4,7 @@ import datetime
 from collections.abc import Mapping
 from typing import Any
 
-from beamtree.data.times import EPOCH, MICRO, convert
+from beamtree.data.times import DAY, EPOCH, MICRO, convert
 from beamtree.ingest.columns import KIND, RATING, usual_column
 from beamtree.metrics import few_users
 
@@ -93,7 +93,7 @@ def describe_choice(description: Mapping[str, Any]) -> str | None:
 
 def _days(times: Mapping[str, Any]) -> str:
     """How much of the log is after the cut."""
-    days = (times["last"] - times["cut"]) / times["unit"] / 86_400
+    days = (times["last"] - times["cut"]) / times["unit"] / DAY
     if days < 2:
         return f"{max(1, round(24 * days)):,} hours"
     return f"{round(days):,} days"

@@ -6,11 +6,10 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from beamtree.data.inputs import NO_TIME
-from beamtree.data.times import MICRO
+from beamtree.data.times import DAY, MICRO
 from beamtree.live.events import Event, in_seconds, now
 from beamtree.model import TreeModel
 from beamtree.scorers import TrendScorer, as_sum
-from beamtree.scorers.trend import DAY
 
 
 class LiveTrends:

@@ -16,6 +16,7 @@ from beamtree.closed_form.transitions import next_partners, past_and_future
 from beamtree.data import Events
 from beamtree.data.csr import CSR
 from beamtree.data.inputs import HISTORY, WHOLE_HISTORY
+from beamtree.data.times import DAY
 from beamtree.data.views import ORDERED
 from beamtree.evaluate import Find, measure, search_function
 from beamtree.metrics import default_m, hits
@@ -33,7 +34,6 @@ from beamtree.scorers import (
 )
 from beamtree.scorers.factors import Factors
 from beamtree.scorers.memory import PARTNERS, recency_weights
-from beamtree.scorers.trend import DAY
 from beamtree.tree import PAD
 
 T = TypeVar("T")

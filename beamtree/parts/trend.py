@@ -6,10 +6,11 @@ import torch
 from torch import Tensor
 
 from beamtree.data import Events, Prepared
+from beamtree.data.times import DAY
 from beamtree.parts.base import ClosedFormPart, FittedCandidates
 from beamtree.parts.closed_form import ClosedForm
 from beamtree.scorers import Scorer, TrendScorer
-from beamtree.scorers.trend import DAY, TREND
+from beamtree.scorers.trend import TREND
 
 HALF_LIVES = {  # in seconds, longest first, with the names of their candidates
     f"{TREND}, {name}": days * DAY

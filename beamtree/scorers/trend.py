@@ -13,7 +13,6 @@ from beamtree.tree import PAD, Tree
 
 TREND = "trend"  # the name of the part
 POWER = 0.5  # of counts
-DAY = 86_400  # seconds
 LATE = 0.25  # half-lives that events may be newer than the time that counts are of
 
 
