@@ -10,7 +10,9 @@ from unittest import mock
 
 import pytest
 
+import beamtree as bt
 from beamtree import cli
+from beamtree.cli import train as train_command
 
 
 def beamtree(*words, folder, check=True):
@@ -55,3 +57,20 @@ import sys
 names = {names!r}
 sys.modules.update(dict.fromkeys(names))
 """
+
+
+def train_again_after_a_kill(data, folder, monkeypatch):
+    """A run that was killed before its refit and continued, and one that was not."""
+    words = ["train", str(data), "--steps", "4", "--beam-size", "20", "--batch-size", "20"]
+    beamtree(*words, "--out", "whole", folder=folder)
+
+    def killed(*given, **named):
+        raise OSError("killed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(train_command, "refit_to_all", killed)
+        assert beamtree(*words, "--out", "run", folder=folder, check=False).returncode == 2
+    with pytest.raises(ValueError, match="is not finished"):
+        bt.Recommender.load(folder / "run")
+    beamtree(*words, "--out", "run", "--resume", folder=folder)
+    return [bt.Recommender.load(folder / name) for name in ("run", "whole")]

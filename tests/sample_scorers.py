@@ -22,6 +22,13 @@ from beamtree.scorers import (
 from beamtree.scorers.memory import recency_weights
 
 
+def without_item(tree, item):
+    """The same tree, where an item has no leaf."""
+    slots = tree.items().clone()
+    slots[slots == item] = PAD
+    return tree.with_items(slots, tree.num_items)
+
+
 def make_linear(tree):
     return LinearScorer(tree.num_nodes, 5), torch.randn(7, 5)
 

@@ -6,13 +6,12 @@ from copy import deepcopy
 import polars as pl
 import pytest
 import torch
-from command import beamtree
+from command import beamtree, train_again_after_a_kill
 from ranks import run_ranks
 from sample_logs import cyclic_log, device_log
 from sample_scorers import told_by
 
 import beamtree as bt
-from beamtree.cli import train as train_command
 from beamtree.data.events import Events
 from beamtree.diagnose.inspect import inspect
 from beamtree.distributed.training import join
@@ -273,19 +272,7 @@ def test_without_test_users_nothing_is_measured(tmp_path, capsys):
 
 
 def test_a_run_that_was_killed_before_its_refit_is_refitted_when_it_continues(data, tmp_path, monkeypatch):
-    words = ["train", str(data.folder), "--steps", "4", "--beam-size", "20", "--batch-size", "20"]
-    beamtree(*words, "--out", "whole", folder=tmp_path)
-
-    def killed(*given, **named):
-        raise OSError("killed")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(train_command, "refit_to_all", killed)
-        assert beamtree(*words, "--out", "run", folder=tmp_path, check=False).returncode == 2
-    with pytest.raises(ValueError, match="is not finished"):
-        bt.Recommender.load(tmp_path / "run")
-    beamtree(*words, "--out", "run", "--resume", folder=tmp_path)
-    runs = [bt.Recommender.load(tmp_path / name) for name in ("run", "whole")]
+    runs = train_again_after_a_kill(data.folder, tmp_path, monkeypatch)
     assert same(*(run.model for run in runs))
     assert runs[0]._run["training"] == runs[1]._run["training"]
 

@@ -8,6 +8,7 @@ import torch
 from inner_nodes import train_inner_nodes
 from literal_transformer import literal_state
 from sample_logs import some_events, walks
+from sample_scorers import without_item
 
 import beamtree as bt
 from beamtree import PAD
@@ -62,9 +63,7 @@ def test_an_inner_node_has_the_mean_of_the_items_below():
 @torch.no_grad()
 def test_items_without_a_leaf_are_left_out_of_the_history():
     tree = bt.random_tree(20, seed=1)
-    slots = tree.items().clone()
-    slots[slots == 5] = PAD
-    removed = tree.with_items(slots, 20)
+    removed = without_item(tree, 5)
     scorer = SequenceScorer(tree.num_nodes, seed=1)
     users = [scorer.prepare(removed, torch.tensor([x])).user for x in ([3, 5, 8, PAD], [3, 8, PAD, PAD])]
     torch.testing.assert_close(*users)

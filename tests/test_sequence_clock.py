@@ -8,6 +8,7 @@ import pytest
 import torch
 from literal_transformer import literal_state
 from sample_logs import some_events, walks
+from sample_scorers import without_item
 
 import beamtree as bt
 from beamtree import PAD
@@ -127,9 +128,7 @@ def test_the_last_state_is_that_of_all_states(layers):
 @torch.no_grad()
 def test_items_without_a_leaf_are_left_out_with_their_times():
     tree = bt.random_tree(20, seed=1)
-    slots = tree.items().clone()
-    slots[slots == 5] = PAD
-    removed = tree.with_items(slots, 20)
+    removed = without_item(tree, 5)
     scorer, _ = clock_scorer(tree)
     a, b, c, request = some_times(1, 4)[0].tolist()
     users = [

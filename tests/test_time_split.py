@@ -6,10 +6,9 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
-from command import beamtree
+from command import beamtree, train_again_after_a_kill
 
 import beamtree as bt
-from beamtree.cli import train as train_command
 from beamtree.data.times import MICRO
 from beamtree.ingest.report import describe_times
 from beamtree.live.refit import BEFORE
@@ -196,17 +195,7 @@ def test_the_sequence_part_is_trained_again_for_the_steps_that_were_chosen(monke
 
 
 def test_a_run_that_was_killed_between_the_fits_is_the_same_when_it_continues(shop, tmp_path, monkeypatch):
-    words = ["train", str(shop.data.folder), "--steps", "4", "--beam-size", "20", "--batch-size", "20"]
-    beamtree(*words, "--out", "whole", folder=tmp_path)
-
-    def killed(*given, **named):
-        raise OSError("killed")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(train_command, "refit_to_all", killed)
-        assert beamtree(*words, "--out", "run", folder=tmp_path, check=False).returncode == 2
-    beamtree(*words, "--out", "run", "--resume", folder=tmp_path)
-    one, other = (bt.Recommender.load(tmp_path / name) for name in ("run", "whole"))
+    one, other = train_again_after_a_kill(shop.data.folder, tmp_path, monkeypatch)
     assert same(one.model, other.model)
     assert one.model.tree.items().tolist() == other.model.tree.items().tolist()
     assert int(one.model.popularity.sum()) == len(LOG)
