@@ -38,7 +38,7 @@ from beamtree.tree import PAD
 
 SHARE = 0.9  # of the events, before the cut
 USERS, COMING, M, BATCH = 4000, 10, 20, 64
-DENSE = 20_000  # items up to which EASE is solved exactly
+DENSE = 10_000  # items up to which EASE is solved exactly
 PARTNERS = 200  # of an item beyond that
 DAY = 86_400
 HALF_LIVES = (None, 1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32)  # of the length of the log
