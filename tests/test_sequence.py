@@ -1,6 +1,5 @@
 """The sequence scorer against a literal transformer, its losses against their definitions, and when it is added."""
 
-import math
 from dataclasses import replace
 
 import pytest
@@ -92,27 +91,42 @@ def test_cross_entropy_is_that_of_torch(monkeypatch):
 
 
 @pytest.mark.parametrize("certain", [[], [2, 3, 17]])
-def test_sampled_cross_entropy_is_as_defined(certain):
+def test_sampled_cross_entropy_and_its_gradients_are_as_defined(certain):
     torch.manual_seed(0)
-    states, vectors, targets = torch.randn(5, 4), torch.randn(30, 4), torch.randint(30, (5, 2))
+    states, vectors, targets = torch.randn(5, 4), torch.randn(30, 4), torch.randint(3, (5, 2))
     targets[3, 0], targets[1, 1] = PAD, 17
     shares = torch.rand(30).softmax(0)
+    states.requires_grad_(), vectors.requires_grad_()
     generator = torch.Generator().manual_seed(1)
     loss = sampled_cross_entropy(states, vectors, targets, shares, 9, generator, torch.tensor(certain).long())
+    grads = torch.autograd.grad(loss, (states, vectors))
     generator = torch.Generator().manual_seed(1)
     uniform = torch.randint(30, (5,), generator=generator).tolist()
     real = [item for item in targets.flatten().tolist() if item != PAD]
     negatives = uniform + [real[index] for index in torch.randint(9, (4,), generator=generator)]
-    total = count = 0
+    assert 0 in negatives  # where a target is missing, too
+    total, count = torch.zeros(()), 0
     for state, row in zip(states, targets.tolist(), strict=True):
         weights = [(item, float(5 / 30 + 4 * shares[item])) for item in negatives if item not in certain]
         weights += [(item, 1.0) for item in certain]
-        others = sum(math.exp(float(state @ vectors[item])) / weight for item, weight in weights if item not in row)
+        others = sum((state @ vectors[item]).exp() / weight for item, weight in weights if item not in row)
         for target in row:
             if target != PAD:
-                own = math.exp(float(state @ vectors[target]))
-                total, count = total - math.log(own / (own + others)), count + 1
-    assert float(loss) == pytest.approx(total / count, rel=1e-4)
+                own = (state @ vectors[target]).exp()
+                total, count = total - (own / (own + others)).log(), count + 1
+    expected = total / count
+    torch.testing.assert_close((loss, *grads), (expected, *torch.autograd.grad(expected, (states, vectors))))
+
+
+def test_a_sample_of_nothing_but_targets_has_no_loss():
+    states, vectors, targets = (
+        torch.randn(3, 4).requires_grad_(),
+        torch.randn(1, 4),
+        torch.zeros(3, 1, dtype=torch.int64),
+    )
+    loss = sampled_cross_entropy(states, vectors, targets, torch.ones(1), 4, torch.Generator())
+    assert loss.item() == 0
+    assert torch.autograd.grad(loss, states)[0].eq(0).all()
 
 
 def test_a_sample_with_every_item_is_the_whole_softmax():

@@ -58,7 +58,8 @@ LEAST_STEPS = 1_000  # for which the minutes must suffice
 TIMED = 50  # steps after which it is seen whether they do
 CHECKS = 12  # that divide the minutes
 ALONE_USERS = 1_000  # validation users of such a check
-CHUNK = {"cpu": 1 << 22, "cuda": 1 << 28}  # logits that are computed at once
+LEAST_LOG = -1e30  # instead of log 0
+CHUNK = {"cpu": 1 << 19, "cuda": 1 << 28}  # logits that are computed at once
 
 
 @dataclass(frozen=True)
@@ -384,7 +385,7 @@ def fit_sequence(
     popularity = events.popularity(num_items)
     shares = popularity / popularity.sum()
     on_gpu = torch.device(device).type == "cuda"
-    optimizer = torch.optim.AdamW(weights, settings.lr, BETAS, weight_decay=settings.weight_decay, fused=on_gpu or None)
+    optimizer = torch.optim.AdamW(weights, settings.lr, BETAS, weight_decay=settings.weight_decay, fused=True)
     per_epoch = -(-len(users) // settings.batch_size)
     generator, order = torch.Generator(device), users
 
@@ -564,20 +565,54 @@ def sampled_cross_entropy(
     half = sampled // 2 if len(positives) else 0
     uniform = torch.randint(len(vectors), (sampled - half,), generator=generator, device=targets.device)
     others = positives[torch.randint(max(1, len(positives)), (half,), generator=generator, device=targets.device)]
-    negatives = torch.cat([uniform, others])
-    weight = -((sampled - half) / len(vectors) + half * shares[negatives]).log()
+    sample, times = torch.cat([uniform, others]).unique(return_counts=True)
+    bias = times.log() - ((sampled - half) / len(vectors) + half * shares[sample]).log()
     if certain is not None:
-        weight = weight.masked_fill(torch.isin(negatives, certain), -torch.inf)
-        negatives, weight = torch.cat([negatives, certain]), torch.cat([weight, weight.new_zeros(len(certain))])
-    logits = states @ embedding(negatives, vectors).T + weight
-    own_targets = torch.zeros_like(logits, dtype=torch.bool)
-    for target in targets.unbind(1):
-        own_targets |= negatives == target.unsqueeze(1)
-    logits = logits.masked_fill(own_targets, -torch.inf)
-    own = torch.bmm(embedding(targets.clamp(min=0), vectors), states.unsqueeze(-1)).squeeze(-1)  # [N, K]
-    real = targets != PAD
-    loss = softplus(logits.logsumexp(1, keepdim=True) - own) * real
-    return loss.sum() / real.sum().clamp(min=1)
+        drawn = torch.isin(sample, certain, invert=True)
+        sample, bias = torch.cat([sample[drawn], certain]), torch.cat([bias[drawn], bias.new_zeros(len(certain))])
+    place = torch.full((len(vectors),), len(sample), device=targets.device)
+    place[sample] = torch.arange(len(sample), device=targets.device)
+    index = targets.clamp(min=0)
+    rows = embedding(torch.cat([sample, index.flatten()]), vectors)
+    sampled_rows, own = rows[: len(sample)], rows[len(sample) :].view(*targets.shape, -1)
+    loss: Tensor = _SampledCrossEntropy.apply(states, sampled_rows, own, bias, place[index], targets != PAD)  # type: ignore[no-untyped-call]
+    return loss
+
+
+class _SampledCrossEntropy(torch.autograd.Function):
+    """The mean over own items of log(1 + Σ_j exp(b_j + ⟨s, v_j⟩) / exp ⟨s, v⟩), without the own items in the sample.
+
+    The gradients are computed together with the loss, as for `cross_entropy`.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, states: Tensor, sample: Tensor, own: Tensor, bias: Tensor, place: Tensor, real: Tensor
+    ) -> Tensor:
+        """States [N, dim], the sample [S, dim] and its b [S]; own items [N, K, dim], where they are in it, or S."""
+        total, inside = states.new_zeros(()), real & (place < len(sample))
+        grad_states, grad_sample, grad_own = torch.empty_like(states), torch.zeros_like(sample), torch.empty_like(own)
+        rows = max(1, CHUNK[states.device.type] // max(1, len(sample)))
+        for part in (slice(start, start + rows) for start in range(0, len(states), rows)):
+            s, v = states[part], own[part]
+            logits = torch.addmm(bias, s, sample.T)
+            row, column = inside[part].nonzero(as_tuple=True)
+            logits[row, place[part][row, column]] = -torch.inf
+            log_sum = logits.logsumexp(1, keepdim=True).clamp_(min=LEAST_LOG)
+            above = log_sum - torch.bmm(v, s.unsqueeze(2)).squeeze(2)
+            total += (softplus(above) * real[part]).sum()
+            share = above.sigmoid() * real[part]
+            logits.sub_(log_sum).exp_().mul_(share.sum(1, keepdim=True))
+            grad_states[part] = logits @ sample - torch.bmm(share.unsqueeze(1), v).squeeze(1)
+            grad_sample.addmm_(logits.T, s)
+            grad_own[part] = -share.unsqueeze(2) * s.unsqueeze(1)
+        count = real.sum().clamp(min=1)
+        ctx.save_for_backward(*(grad.div_(count) for grad in (grad_states, grad_sample, grad_own)))
+        return total / count
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return *(saved * grads[0] for saved in ctx.saved_tensors), None, None, None
 
 
 class BeamLeaves:
