@@ -105,7 +105,7 @@ class Recommender:
         sequence: train a transformer over the order of events too, and add it where validation users find more with it.
             Default: on a GPU, and on a CPU for logs of at least 50,000 events, except with `steps=0`.
         minutes: how long it is trained, at most; the model then depends on the speed of the machine. A split by time
-            trains it twice in that time. Default: 5 on a CPU; on a GPU as long as validation users find more.
+            leaves a quarter to the refit. Default: 5 on a CPU; on a GPU as long as validation users find more.
         refit: fit the closed-form parts again at the end, to all users, those that validate and test too; what is
             measured is the model before. Default: wherever there are closed-form parts.
         tree: the kind of tree: cluster, category, random, or a file written by `beamtree tree`. In Python also a

@@ -165,33 +165,56 @@ def test_the_same_seed_gives_the_same_model_and_the_command_does_so_too(shop, tm
     assert loaded.model.tree.items().tolist() == shop.model.tree.items().tolist()
 
 
-def test_the_sequence_part_is_trained_again_for_the_steps_that_were_chosen(monkeypatch):
+@pytest.fixture
+def trainings(monkeypatch):
+    """What the trainings of sequence parts were given, which are short and add the part whatever it finds."""
     settings = SequenceSettings(16, 0.2, 0.0, 1, 40, 20, None, batch_size=16)
     monkeypatch.setattr(acceptance, "choose_weights", lambda candidates, start, loss: {**start, SEQUENCE: 0.1})
     monkeypatch.setattr(acceptance.Gain, "is_certain", lambda gain, *limits: True)
-    trained, sizes = [], []
-    original = sequence_part.fit_sequence
+    monkeypatch.setattr(sequence_part, "sequence_settings", lambda data, device, minutes: settings)
+    given, original = [], sequence_part.fit_sequence
 
-    def counted(events, num_items, settings, **options):
-        trained.append((len(events), num_items, settings.steps))
-        sizes.append(int(events.counts().sum()))
+    def recorded(events, num_items, settings, **options):
+        assert num_items == 63
+        users, size = len(events), int(events.counts().sum())
+        given.append((users, size, settings.steps, options.get("trained")))
         return original(events, num_items, settings, **options)
 
-    monkeypatch.setattr(sequence_part, "fit_sequence", counted)
-    monkeypatch.setattr(sequence_part, "sequence_settings", lambda data, device, minutes: settings)
+    monkeypatch.setattr(sequence_part, "fit_sequence", recorded)
+    return given
+
+
+def test_the_sequence_part_is_trained_again_for_the_steps_that_were_chosen(trainings):
     shop = bt.Recommender(**QUICK, sequence=True).fit(LOG, verbose=False)
     record = shop.model.scorer.hyperparameters[SEQUENCE]
     assert SEQUENCE in shop.model.scorer.names, record
     assert record["steps"] in (20, 40)
-    data = shop.data
-    assert sizes == [int(data.train.events.counts().sum()), len(LOG)]
-    assert trained == [(len(data.train), 63, 40), (430, 63, record["steps"])]
+    before = (len(shop.data.train), int(shop.data.train.events.counts().sum()))
+    assert trainings == [(*before, 40, None), (430, len(LOG), record["steps"], None)]
     first = shop.before_refit
     shop._measured = None
     again = shop.before_refit
     assert again is not first
     assert same(again, first)
-    assert trained[2] == (len(data.train), 63, record["steps"])
+    assert trainings[2] == (*before, record["steps"], None)
+
+
+def test_training_goes_on_where_there_is_no_time_to_begin_again(trainings, monkeypatch):
+    monkeypatch.setattr(sequence_part.BestPart, "finish", lambda part: setattr(part, "more_steps", 7))
+    shop = bt.Recommender(**QUICK, sequence=True).fit(LOG, verbose=False)
+    first = shop.before_refit
+    users, size, steps, (encoder, vectors) = trainings[1]
+    assert (users, size, steps) == (430, len(LOG), 7)
+    part = first.scorer.part(SEQUENCE)
+    same_weights = zip(encoder.parameters(), part.encoder.parameters(), strict=True)
+    assert all(torch.equal(one, other) for one, other in same_weights)
+    known = shop.data.train.events.popularity(63) > 0
+    expected = part.item_vectors(first.tree).float()
+    torch.testing.assert_close(vectors[known], expected[known])
+    assert not torch.isclose(vectors[~known], expected[~known]).all(1).any()  # those of new items begin anew
+    shop._measured = None
+    assert same(shop.before_refit, first)
+    assert trainings[2][2:] == (shop.model.scorer.hyperparameters[SEQUENCE]["steps"], None)
 
 
 def test_a_run_that_was_killed_between_the_fits_is_the_same_when_it_continues(shop, tmp_path, monkeypatch):

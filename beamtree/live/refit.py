@@ -47,10 +47,12 @@ def refit_parts(
     start: FactorScorer | None = None,
     parts: Sequence[Part] = (),
     again: bool = False,
+    goes_on: bool = False,
 ) -> TreeModel:
     """The model with its closed-form parts fitted again, to these events, with the penalties and weights that it has.
 
-    Trained parts stay as they are; with `again` they are trained again where they can be. Partners of items that were
+    Trained parts stay as they are; with `again` they are trained again where they can be, and with `goes_on` training
+    may go on from where it ended, since these are the events of the earlier fit and more. Partners of items that were
     added later stay where the events do not contain the item. On the same events the parts are what they were. With
     `start`, ALS goes on from these factors. `parts` are those from outside the package; one that is not given stays as
     it is.
@@ -63,7 +65,7 @@ def refit_parts(
     form = backend.closed_form(
         model.tree, data, seed, device, model.first_level, on_progress,
         events=events, hyperparameters=dict(scorer.hyperparameters), start=start, parts=(*PARTS, *parts),
-        again=again, processes=backend,
+        again=again, goes_on=goes_on, processes=backend,
     )  # fmt: skip
     fitted = form.fit()
     closed = {name: fitted.part(name).to(device) for name in fitted.names}
@@ -123,7 +125,8 @@ def _fit_again(
     """The model on a new tree, with all of its parts fitted and trained again to the training events of `fitted`."""
     if build is not None and _can_change_tree(model, data, parts):
         model = on_new_tree(model, build(fitted))
-    return refit_parts(model, data, fitted.train.events, seed, on_progress, parts=parts, again=True)
+    goes_on = fitted is not data
+    return refit_parts(model, data, fitted.train.events, seed, on_progress, parts=parts, again=True, goes_on=goes_on)
 
 
 def _can_change_tree(model: TreeModel, data: Prepared, parts: Sequence[Part]) -> bool:

@@ -34,6 +34,7 @@ class Fitting:
         hyperparameters: of an earlier fit, to be used again: λ, α₀, powers, scales and weights.
         start: the factors of an earlier fit to most of the events, from which ALS goes on. Default: it begins anew.
         again: whether trained parts are trained again too, for the steps that were chosen. Default: they stay.
+        goes_on: whether these events are those of the earlier fit and more, so that such training may go on from it.
         parts: those of the sum, in the order in which they are tried; the closed form fits those that are its own.
         catalogue: the table of the items, where there is one.
         processes: those that fit together.
@@ -49,6 +50,7 @@ class Fitting:
     hyperparameters: dict[str, Any] = field(default_factory=dict)
     start: FactorScorer | None = None
     again: bool = False
+    goes_on: bool = False
     parts: "tuple[Part, ...]" = ()
     catalogue: "Catalogue | None" = None
     processes: Processes = ALONE

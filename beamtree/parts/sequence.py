@@ -47,6 +47,7 @@ LR, WARM_UP, BETAS = 3e-3, 200, (0.9, 0.98)
 BATCH = 128  # windows in a step
 CPU_EVENTS, CPU_BATCH = 2048, 32  # events of a step on a CPU, about, and windows, at least
 AVERAGE = 1e-3  # weight of the newest step in the running mean of the weights, which is what is used
+NEWEST = 5  # the share of the steps that count early on is 1 / NEWEST
 PATIENCE = 1_500  # steps without a rise after which training stops
 EARLY = 1_000  # steps that are checked more often on a GPU: small logs overfit within a few epochs
 REFRESH = 100  # steps after which the beam that finds negatives takes the newest vectors
@@ -54,6 +55,7 @@ NEGATIVES_BEAM = 20  # its size
 FACTOR_SHARE = 0.3  # of the random vectors, kept beside the factors that item vectors begin with
 MINUTES = 5.0  # of training on a CPU
 LEAST_EVENTS = 50_000  # of a log, from which a CPU trains the part unless told otherwise
+FIRST_SHARE = 0.75  # of the minutes, where the part is trained again to more events
 LEAST_STEPS = 1_000  # for which the minutes must suffice
 TIMED = 50  # steps after which it is seen whether they do
 CHECKS = 12  # that divide the minutes
@@ -179,6 +181,8 @@ class SequencePart(Part):
         if best.trial is not None:
             record = asdict(replace(settings, minutes=None))
             result.hyperparameters[self.name] |= {"steps": best.steps, "settings": record}
+            if more := best.more_steps:
+                result.hyperparameters[self.name] |= {"more_steps": more}
         if best.too_slow is not None:
             result.hyperparameters[self.name] |= {"too_slow": best.too_slow}
         return result
@@ -191,13 +195,24 @@ class SequencePart(Part):
         return [f"The {self.name} part was left out: {enough}. Give more `minutes`, or a GPU."]
 
     def refit(self, scorer: SumScorer, fitted: Mapping[str, Scorer], fitting: Fitting) -> Mapping[str, Scorer]:
-        """Trained again for the steps that were chosen, where that is asked for; else it stays as it was trained."""
+        """Trained again for the steps that were chosen, where that is asked for; else it stays as it was trained.
+
+        Where there was no time for more of them, training goes on from where it ended.
+        """
         record = scorer.hyperparameters.get(self.name, {})
         if not fitting.again or self.name not in scorer.names or "steps" not in record:
             return {}
-        settings = replace(SequenceSettings(**record["settings"]), steps=record["steps"])
         tree, device, seed, factors = fitting.tree, fitting.device, fitting.seed, fitted.get("factors")
+        start = factors.item_vectors(tree).cpu() if isinstance(factors, FactorScorer) else None
         on_cpu = tree.to("cpu")
+        settings, trained = replace(SequenceSettings(**record["settings"]), steps=record["steps"]), None
+        if fitting.goes_on and "more_steps" in record:
+            settings, part = replace(settings, steps=record["more_steps"]), scorer.part(self.name)
+            assert isinstance(part, SequenceScorer)
+            vectors = part.item_vectors(tree).cpu().float()
+            new = fitting.data.train.events.popularity(tree.num_items).cpu() == 0
+            vectors[new] = _first_vectors(tree.num_items, settings.dim, start, seed)[new]
+            trained = part.encoder, vectors
 
         def on_check(step: int, encoder: SequenceEncoder, vectors: Tensor) -> bool:
             fitting.on_progress(STAGE, step, settings.steps)
@@ -209,8 +224,9 @@ class SequencePart(Part):
             settings,
             device=device,
             seed=seed,
-            start=factors.item_vectors(tree).cpu() if isinstance(factors, FactorScorer) else None,
+            start=start,
             tree=on_cpu,
+            trained=trained,
             processes=fitting.processes,
             on_check=on_check,
         )
@@ -227,6 +243,7 @@ class BestPart:
         self.scorer: SequenceScorer | None = None
         self.trial: Trial | None = None
         self.steps = 0  # after which it was the best
+        self.more_steps = 0  # for which training goes on, where there is no time to train again
         self.too_slow: int | None = None  # the steps that there is time for, where those are too few
         self._alone, self._step = 0.0, 0
 
@@ -266,7 +283,7 @@ class TimedPart(BestPart):
     def __init__(self, acceptance: Acceptance, tree: Tree, minutes: float) -> None:
         super().__init__(acceptance)
         self._tree, self._seconds = tree, 60 * minutes
-        self._began = self._checked = monotonic()
+        self._began = self._checked = self._best = monotonic()
 
     def progress(self, step: int, steps: int) -> tuple[int, int]:
         done = max((monotonic() - self._began) / self._seconds, step / steps)
@@ -288,6 +305,7 @@ class TimedPart(BestPart):
         log.debug("sequence part, step %d: recall %.2f %% alone", step, 100 * quality)
         if quality > self._alone:
             self._alone, self.scorer, self.steps, self._step = quality, scorer, step, step
+            self._best = self._checked
         return step - self._step >= PATIENCE
 
     def finish(self) -> None:
@@ -297,6 +315,9 @@ class TimedPart(BestPart):
         self.trial = self.acceptance.measure({SEQUENCE: self.scorer})
         if not self.trial.accepted:
             self.scorer = None
+        left = 1 / FIRST_SHARE - 1
+        if self._best - self._began > left * self._seconds:
+            self.more_steps = round(left * self.steps)
 
 
 @torch.no_grad()
@@ -346,6 +367,7 @@ def fit_sequence(
     seed: int = 0,
     start: Tensor | None = None,
     tree: Tree | None = None,
+    trained: tuple[SequenceEncoder, Tensor] | None = None,
     processes: Processes = ALONE,
     on_check: Callable[[int, SequenceEncoder, Tensor], bool] = lambda step, encoder, vectors: False,
 ) -> tuple[SequenceEncoder, Tensor]:
@@ -362,6 +384,7 @@ def fit_sequence(
         seed: of all that is random.
         start: vectors of the items [M, any], such as factors, that theirs begin with.
         tree: that a beam searches for negatives, where the settings ask for them.
+        trained: an encoder and vectors that training goes on from.
         processes: those that train together.
         on_check: called with the step, the encoder and the vectors; training stops where it returns True.
     """
@@ -378,8 +401,11 @@ def fit_sequence(
             raise ValueError(f"beam_leaves={settings.beam_leaves} needs a tree")
         leaves = BeamLeaves(tree.to(device), max(NEGATIVES_BEAM, settings.beam_leaves), settings.beam_leaves)
     sizes = settings.dim, settings.layers, settings.dropout, settings.length, settings.clock
-    encoder = SequenceEncoder(*sizes, seed=seed).to(device)
-    vectors = nn.Parameter(_first_vectors(num_items, settings.dim, start, seed).to(device))
+    if trained is None:
+        encoder, first = SequenceEncoder(*sizes, seed=seed), _first_vectors(num_items, settings.dim, start, seed)
+    else:
+        encoder, first = deepcopy(trained[0]).float(), trained[1].detach().clone().float()
+    encoder, vectors = encoder.to(device), nn.Parameter(first.to(device))
     weights = [*encoder.parameters(), vectors]
     average, means = deepcopy(encoder), [weight.detach().clone() for weight in weights]
     popularity = events.popularity(num_items)
@@ -430,7 +456,8 @@ def fit_sequence(
             processes.sum_gradients(weights)
             optimizer.step()
             with torch.no_grad():
-                torch._foreach_lerp_(means, [weight.detach() for weight in weights], max(AVERAGE, 1 / (t + 10)))
+                newest = max(AVERAGE, NEWEST / (t + 10 * NEWEST))
+                torch._foreach_lerp_(means, [weight.detach() for weight in weights], newest)
             if settings.is_check(t + 1) and on_check(t + 1, *averaged()):
                 break
     return averaged()

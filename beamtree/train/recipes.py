@@ -20,7 +20,7 @@ from beamtree.model import TreeModel
 from beamtree.parts import PARTS, Part
 from beamtree.parts.closed_form import SAME_ITEMS, ClosedForm
 from beamtree.parts.deep import DeepPart, deep_as_published, deep_from_factors
-from beamtree.parts.sequence import LEAST_EVENTS, MINUTES, SEQUENCE, SequencePart
+from beamtree.parts.sequence import FIRST_SHARE, LEAST_EVENTS, MINUTES, SEQUENCE, SequencePart
 from beamtree.progress import OnProgress, no_progress
 from beamtree.scorers import Scorer, SumScorer
 from beamtree.train.backend import current_backend
@@ -224,7 +224,7 @@ def _parts(data: Prepared, options: TrainingOptions, recipe: Recipe) -> tuple[Pa
     if minutes is None and torch.device(options.device).type == "cpu":
         minutes = MINUTES
     if minutes is not None and data.all is not None and options.refit is not False:
-        minutes /= 2  # it is trained again for all events
+        minutes *= FIRST_SHARE  # it is trained again to all events
     parts = [SequencePart(part.settings, minutes) if isinstance(part, SequencePart) else part for part in parts]
     return tuple(part for part in parts if part.obstacle(data) is None)
 
