@@ -111,10 +111,12 @@ class GapBias(nn.Module):
 
     def _weigh(self, weights: Tensor, bases: Tensor) -> Tensor:
         """Sums of Gaussians [..., BASES, Q, K] as a product: to look a weight up would be slow backwards."""
+        total: Tensor
         if bases.dim() == 4 and not bases.is_cuda:  # one product for the batch
             bases = bases.transpose(0, 1)
-            return (weights @ bases.flatten(1)).unflatten(1, bases.shape[1:]).transpose(0, 1)
-        total: Tensor = torch.matmul(weights, bases.flatten(-2)).unflatten(-1, bases.shape[-2:])
+            total = (weights @ bases.flatten(1)).unflatten(1, bases.shape[1:]).transpose(0, 1)
+        else:
+            total = torch.matmul(weights, bases.flatten(-2)).unflatten(-1, bases.shape[-2:])
         return total
 
 
