@@ -243,6 +243,42 @@ def test_a_refit_knows_when_recorded_events_happened(shop):
     assert [*zip([names[row] for row in owner], items, seconds, strict=True)] == expected
 
 
+def joined(shop, user):
+    """The items and times of a user in a refit, which reads the log and the recorded events."""
+    data = shop.data
+    events = _all_events(data, data.sections, shop._live)
+    row = [*dict.fromkeys([*data.joined_users(data.sections), *shop._live.events])].index(user)
+    start, stop = events.offsets[row : row + 2].tolist()
+    return [shop.ids.name(item) for item in events.items[start:stop].tolist()], events.times[start:stop].tolist()
+
+
+@pytest.mark.parametrize("unit", [1, 1000, 10**6, 10**9])
+def test_a_refit_reads_events_without_times_after_those_of_the_log_in_the_order_of_recording(
+    tmp_path, monkeypatch, unit
+):
+    half = unit // 2  # a fraction of a second
+    log = events().with_columns(time=pl.col("time") * unit + half)
+    shop = bt.Recommender.load(make_run(tmp_path, log), scorers=(ClockScorer,))
+    items, times = of_log("u04")
+    received = times[-1] * 10**6 - DAY * 10**6  # the log is ahead of this clock, by a day for this user
+    monkeypatch.setattr("beamtree.live.live_model.now", lambda: received)
+    live = shop._live_model()
+    live.record_events([("u04", ["i39", "i38"], None)])
+    live.record_events([("u04", ["i37"], None), ("u99", ["i36", "i35"], None)])
+    live.record_events([("u04", ["i34"], times[0] * 10**6 + 250_000)])  # a quarter of a second after a full second
+    ordered = [items[0], "i34", *items[1:]] if unit == 1 else ["i34", *items]
+    assert joined(shop, "u04")[0] == [*ordered, "i39", "i38", "i37"]
+    assert joined(shop, "u04")[1][-4:] == [times[-1] * unit + half] * 4
+    assert joined(shop, "u99") == (["i36", "i35"], [received // 10**6 * unit] * 2)
+
+
+@pytest.mark.parametrize("recorded", [None, 3, START])
+def test_a_refit_to_a_log_whose_times_are_an_order_reads_recorded_events_last(tmp_path, recorded):
+    shop = bt.Recommender.load(make_run(tmp_path, events(clock=False)), scorers=(ClockScorer,))
+    shop._live_model().record_events([("u04", ["i39", "i38"], recorded), ("u04", ["i37"], None)])
+    assert joined(shop, "u04")[0] == [*of_log("u04")[0], "i39", "i38", "i37"]
+
+
 def test_events_without_times_were_when_they_were_received(shop):
     before = int(time.time())
     live = shop._live_model()

@@ -6,8 +6,8 @@ import torch
 
 from beamtree.data import HISTORY, BeforeAfter, Events, Prepared
 from beamtree.data.inputs import NO_TIME
-from beamtree.data.times import MICRO, as_seconds, as_time
-from beamtree.live.events import in_seconds, now
+from beamtree.data.times import MICRO, as_seconds, as_time, convert
+from beamtree.live.events import Event, is_date, now
 from beamtree.live.live_model import LiveModel
 from beamtree.live.placement import NewItem
 from beamtree.live.refit import fitted_sections, has_closed_form, refit_parts, seed_of
@@ -76,30 +76,32 @@ def _first_times(events: NewEvents, items: Collection[str]) -> dict[str, int]:
 def _all_events(data: Prepared, sections: Sequence[BeforeAfter], live: LiveModel) -> Events:
     """The events of some sections with those recorded since, by user; new users come last.
 
-    Where the log has a clock, a user's events are in the order of their times; else recorded ones are the newest.
+    Where the log has a clock, the events of a user are in the order of their times, and recorded ones without a time of
+    their own come after those in the log. Elsewhere all recorded ones do.
     """
     events = data.joined(sections)
     rows = {name: row for row, name in enumerate(data.joined_users(sections))}
     for user in live.events:
         rows.setdefault(user, len(rows))
-    owners, items, seconds = list[int](), list[int](), list[int]()
+    owners, items, moments = list[int](), list[int](), list[int]()
     for user, recorded in live.events.items():
+        logged = _newest(events, rows[user])
         for event, number in zip(recorded, live.ids.find([event.item for event in recorded]), strict=True):
             if number is not None:
                 owners.append(rows[user])
                 items.append(number)
-                seconds.append(in_seconds(event))
+                moments.append(NO_TIME if events.clock is None else _moment(event, events.clock, logged))
     owner = torch.cat([torch.repeat_interleave(events.counts()), torch.tensor(owners, dtype=torch.int64)])
     item = torch.cat([events.item_numbers().long(), torch.tensor(items, dtype=torch.int64)])
     weights = events.own_weights()
     weights = None if weights is None else torch.cat([weights, torch.ones(len(items))])
     times, order = None, owner.argsort(stable=True)
-    if events.times is not None:  # recorded events without a time of their own are as old as the newest of the log
+    if events.times is not None:  # recorded events without any time are as old as the newest of the log
         newest, clock = int(events.times.max()) if len(events.times) else 0, events.clock
-        later = torch.full((len(items),), newest)
-        if clock is not None:
-            own, present = torch.tensor(seconds, dtype=torch.int64), max(newest, now() // MICRO * clock)
-            later = later.where(own == NO_TIME, (own * clock).clamp(max=present))  # a date in the future is a mistake
+        later = torch.tensor(moments, dtype=torch.int64)
+        if clock is not None:  # a date in the future is a mistake
+            later = later.clamp(max=max(newest, int(convert(now(), MICRO, clock))))
+        later = later.where(later != NO_TIME, newest)
         times = torch.cat([events.times, later])
         if clock is not None:
             by_time = times.argsort(stable=True)
@@ -108,3 +110,17 @@ def _all_events(data: Prepared, sections: Sequence[BeforeAfter], live: LiveModel
     offsets = torch.nn.functional.pad(torch.bincount(owner, minlength=len(rows)).cumsum(0), (1, 0))
     weights, name = None if weights is None else weights[order], f"{events.name}, {len(items)} more"
     return Events(offsets, item.int()[order], name, events.ids, weights, times, clock=events.clock)
+
+
+def _newest(events: Events, row: int) -> int:
+    """The time of the newest event of a user; NO_TIME where there is none."""
+    if events.times is None or row >= len(events) or events.offsets[row] == events.offsets[row + 1]:
+        return NO_TIME
+    return int(events.times[events.offsets[row + 1] - 1])
+
+
+def _moment(event: Event, clock: int, logged: int) -> int:
+    """The time of a recorded event in units of the log, of whose user it has events up to `logged`."""
+    if event.time is not None and is_date(event.time):
+        return int(convert(int(event.time), MICRO, clock))
+    return NO_TIME if event.received is None else max(logged, int(convert(event.received, MICRO, clock)))
