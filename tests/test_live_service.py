@@ -260,6 +260,12 @@ def test_events_are_retired_by_hand(place):
         assert (told["changed"], told["count"]) == (True, 1)
         assert events_of(client, "ann") == ["i2"]
         assert client.delete("/v1/events").status_code == 422
+        for date in ("2099-01-01", 4_070_908_800, 4_070_908_800_000):
+            events = [{"user": "ann", "items": ["i3"]}, {"user": "ann", "items": ["i1"], "time": date}]
+            refused = client.post("/v1/events", json={"events": events})
+            assert refused.status_code == 422
+            assert refused.json()["error"] == "time: an event of 2099-01-01 is in the future: give when it happened"
+        assert events_of(client, "ann") == ["i2"]
         assert client.delete("/v1/events", params={"before": "soon"}).status_code == 422
     service.close()
     journal.close()

@@ -30,7 +30,7 @@ def rows_of(users=5, events=4, items=6, seed=0):
     """A small clean log: (user, item, time), all times different and not in order."""
     draw = random.Random(seed)
     rows = [(f"u{user}", f"i{draw.randrange(items)}", 0) for user in range(users) for _ in range(events)]
-    times = draw.sample(range(10**9, 2 * 10**9), len(rows))
+    times = draw.sample(range(10**9, 17 * 10**8), len(rows))
     return [(user, item, time) for (user, item, _), time in zip(rows, times, strict=True)]
 
 

@@ -105,6 +105,14 @@ def as_time(value: object) -> Time:
     return int(value) if date is None else date
 
 
+def as_date(micros: Time) -> str:
+    """The day of a time in microseconds since 1970, as text."""
+    try:
+        return str((EPOCH + datetime.timedelta(microseconds=micros)).date())
+    except OverflowError:
+        return f"{micros} microseconds since 1970"
+
+
 def as_seconds(value: object) -> int | None:
     """A time given by a user, in any form of `as_time`, in seconds since 1970; None for one that is only an order."""
     time = as_time(value)

@@ -40,7 +40,7 @@ from beamtree.ingest.splits import (
     cut_in_time,
     leave_one_out,
 )
-from beamtree.ingest.times import TimeScale
+from beamtree.ingest.times import TimeScale, latest_time
 
 
 class NothingNewError(ValueError):
@@ -91,7 +91,9 @@ def append_log(
         raise ValueError(f"{data.folder} does not record the scale of its weights: prepare the first log again")
     opened = open_logs(find_logs(log), wanted, names)
     rows = read_rows(opened)
-    usable, disliked = _usable_events(rows, data)
+    latest = latest_time(rows.lazy(), opened.scale)
+    rows_until_now = rows if latest is None else rows.filter(pl.col("time") <= latest)
+    usable, disliked = _usable_events(rows_until_now, data)
     events, texts, before = _join(data, ids, usable)
     is_new = events["is_new"].to_numpy()
     pairs = read_pairs(data)

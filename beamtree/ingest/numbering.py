@@ -91,11 +91,12 @@ def number_ids(paths: list[Path], column: str, table: Path) -> tuple[pl.Series, 
 # Events
 
 
-def write_numbered(task: Task, tables: Path, at_once: int, path: Path) -> dict[str, int]:
+def write_numbered(task: Task, tables: Path, at_once: int, latest: int | None, path: Path) -> dict[str, int]:
     """Write the usable rows of a task as numbers; returns the number of rows, and of those that are not usable.
 
     `tables` is the folder of user.ids, item.ids and, if events have contexts, context.ids, `at_once` the number of rows
-    in memory and in a file, and `path` the beginning of the names of the files.
+    in memory and in a file, `latest` the time after which events are in the future, where that is known, and `path` the
+    beginning of the names of the files.
     """
     events = events_of(task)
     for column in [name for name in IDS if name in events.collect_schema()]:
@@ -109,6 +110,7 @@ def write_numbered(task: Task, tables: Path, at_once: int, path: Path) -> dict[s
     missing = {"missing_user": pl.col("user").is_null(), "missing_item": pl.col("item").is_null()}
     if "time" in numbered.collect_schema():
         missing["unreadable_time"] = pl.col("time").is_null()
+        missing["future_time"] = pl.lit(False) if latest is None else pl.col("time") > latest
     if "weight" in numbered.collect_schema():
         missing["missing_weight"] = pl.col("weight").is_null()
     usable, counts = pl.lit(True), {"rows": pl.len()}

@@ -5,7 +5,8 @@ sorted for one range of users after another. An executor runs this work, in this
 in two files, and the rest is done here. The rules:
 
 - Ids and times are read by `readers`; white space around ids is removed. A log without times is in order.
-- A row is dropped if it has no user, no item or no readable time, or if it repeats an earlier row.
+- A row is dropped if it has no user, no item or no readable time, if it is dated in the future, or if it repeats an
+  earlier row.
 - Where events have weights, dislikes are kept apart: they are no events, and their users do not get these items.
 - Items with fewer than `min_item_events` rows are dropped, then users with fewer than `min_events`, until all have
   enough. By default none are. Everything dropped is counted in the report.
@@ -55,7 +56,7 @@ from beamtree.ingest.numbering import (
 from beamtree.ingest.readers import LogPart, OpenedLog, are_integers, naming_unreadable, open_logs
 from beamtree.ingest.sources import FRAME, find_logs
 from beamtree.ingest.splits import HALVES, TRAIN, SplitOptions, split_log_events
-from beamtree.ingest.times import WHITESPACE
+from beamtree.ingest.times import WHITESPACE, latest_time
 
 OnStage = Callable[[str], None]
 
@@ -306,7 +307,8 @@ def _number(
     on_stage(f"numbering {len(names['user']):,} users and {len(names['item']):,} items in the log")
     folder, at_once = work / "numbered", math.ceil(arrays.EVENTS_AT_ONCE / 4)
     folder.mkdir()
-    numbering_jobs = [(task, work, at_once, folder / f"{index:06}") for index, task in enumerate(tasks)]
+    latest = latest_time(log.events, log.scale)
+    numbering_jobs = [(task, work, at_once, latest, folder / f"{index:06}") for index, task in enumerate(tasks)]
     counts = list(executor.run(write_numbered, numbering_jobs))
     report = {name: sum(count[name] for count in counts) for name in counts[0]} | report
     return names, range_bounds(rows["user"]), report

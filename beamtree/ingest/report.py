@@ -1,10 +1,10 @@
 """The report of a prepared log as text: what was read, what was dropped, and why."""
 
-import datetime
 from collections.abc import Mapping
+from time import time as now
 from typing import Any
 
-from beamtree.data.times import DAY, EPOCH, MICRO, convert
+from beamtree.data.times import DAY, MICRO, as_date, convert
 from beamtree.ingest.columns import KIND, RATING, usual_column
 from beamtree.metrics import few_users
 
@@ -12,6 +12,7 @@ DROPPED = {  # texts for the counts of a report
     "missing_user": "rows without a user",
     "missing_item": "rows without an item",
     "unreadable_time": "rows whose time cannot be read",
+    "future_time": "rows dated in the future, more than a day from now",
     "missing_weight": "rows without a weight, or of other kinds",
     "dislikes": "rows that are dislikes, kept apart",
     "duplicates": "rows that repeat user, item and time of another",
@@ -69,7 +70,10 @@ def describe_times(description: Mapping[str, Any]) -> str | None:
     if times["unit"] is None:
         return "The times of this log are only an order."
     first, last = (_date(times, name) for name in ("first", "last"))
-    return f"The times of this log are a clock (from {first} to {last})."
+    is_future = convert(times["last"], times["unit"], 1) > now() + DAY
+    return (
+        f"The times of this log are a clock (from {first} to {last}{', which is in the future' if is_future else ''})."
+    )
 
 
 def describe_split(description: Mapping[str, Any]) -> str | None:
@@ -101,10 +105,7 @@ def _days(times: Mapping[str, Any]) -> str:
 
 def _date(times: Mapping[str, Any], name: str) -> str:
     """The day of a time."""
-    try:
-        return str((EPOCH + datetime.timedelta(microseconds=convert(times[name], times["unit"], MICRO))).date())
-    except OverflowError:
-        return str(times[name])
+    return as_date(convert(times[name], times["unit"], MICRO))
 
 
 def dropped_rows(description: Mapping[str, Any]) -> list[tuple[str, int]]:

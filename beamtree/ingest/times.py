@@ -6,18 +6,20 @@ as dates with the year, the day or the month first. If day and month cannot be t
 which is which.
 
 Numbers are Unix times if most of them lie between 1990 and 2100 in seconds, milliseconds, microseconds or nanoseconds
-since 1970. A date is then converted to that unit, in UTC.
+since 1970. A date is then converted to that unit, in UTC. A clock that is ahead, or milliseconds among seconds, put
+events into the future, where one of them would make all others old: `prepare` drops what is more than a day ahead.
 """
 
 import datetime
 import decimal
 import math
 import re
+import time
 from typing import NamedTuple
 
 import polars as pl
 
-from beamtree.data.times import DATES, EPOCH, PLAUSIBLE, UNITS, parse_date
+from beamtree.data.times import DATES, DAY, EPOCH, MICRO, PLAUSIBLE, UNITS, parse_date
 from beamtree.errors import is_number
 
 WHITESPACE = "".join(filter(str.isspace, map(chr, range(0x3001))))  # what str.strip() removes, as at retrieval
@@ -180,6 +182,22 @@ def detect_unix_unit(events: pl.LazyFrame, scale: TimeScale) -> TimeScale:
     inside = {str(unit): number.is_between(first * unit, end * unit, closed="left").sum() for unit in UNITS}
     stats = events.select(times=pl.col("time").count(), **inside).collect(engine="streaming").row(0, named=True)
     return scale._replace(unit=next((unit for unit in UNITS if 2 * stats[str(unit)] > stats["times"]), None))
+
+
+def latest_time(events: pl.LazyFrame, scale: TimeScale | None) -> int | None:
+    """The time after which events are dated in the future, a day from now; None where times are no clock.
+
+    The first rows decide. Where most of these are in the future, this is no mistake of some events: None too.
+    """
+    if scale is None:
+        return None
+    first_rows = events.select("time").head(FIRST_ROWS)
+    unit = MICRO if scale.dates else detect_unix_unit(first_rows, scale).unit
+    if unit is None:
+        return None
+    latest = (int(time.time()) + DAY) * unit * scale.factor
+    times, later = first_rows.select(times=pl.count("time"), later=(pl.col("time") > latest).sum()).collect().row(0)
+    return None if 2 * later > times else latest
 
 
 def iso_date(text: pl.Expr) -> pl.Expr:

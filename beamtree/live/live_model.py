@@ -15,10 +15,11 @@ from torch import Tensor
 from beamtree.data import Ids, Prepared
 from beamtree.data.catalogue import ROLES, Catalogue
 from beamtree.data.ids import as_id, is_integer
-from beamtree.data.times import MICRO, Time
+from beamtree.data.inputs import NO_TIME
+from beamtree.data.times import DAY, MICRO, Time, as_date
 from beamtree.live.content import Content
 from beamtree.live.edits import with_hidden, with_items, without_items
-from beamtree.live.events import Event, TrainingLog, UserEvents, events_entry, now
+from beamtree.live.events import Event, TrainingLog, UserEvents, events_entry, is_date, now
 from beamtree.live.item_update import (
     ItemFields,
     ItemUpdate,
@@ -342,12 +343,14 @@ class LiveModel:
     ) -> int:
         """Record (user, items, time) of events, items oldest first; returns how many of the items the model has.
 
-        The same request counts once, and so does the same user, item and time.
+        The same request counts once, and so does the same user, item and time. A ValueError for an event of the future.
         """
         if request is not None and self._user_events.has_request(request):
             return 0
         received, rows = now(), dict[str, list[Event]]()
         for user, items, at in events:
+            if at is not None and self.is_future(at):
+                raise ValueError(f"time: an event of {as_date(at)} is in the future: give when it happened")
             rows.setdefault(as_id(user), []).extend(Event(as_id(item), at, received) for item in items)
         new = {user: row for user, all_rows in rows.items() if (row := self._user_events.new_events(user, all_rows))}
         entries = [events_entry(user, row, self._digest) for user, row in new.items()]
@@ -360,6 +363,13 @@ class LiveModel:
         model = self._trends.add(self.model, [event for row in new.values() for event in row])
         self._publish(self.snapshot._replace(model=model), len(entries))
         return len(self.ids.find_known(event.item for row in new.values() for event in row))
+
+    def is_future(self, time: Time) -> bool:
+        """Whether this is a date of more than a day from now, and after the log, which may be ahead of this clock."""
+        if not is_date(time):
+            return False
+        end = NO_TIME if self._data is None else self._data.end
+        return time > max(now(), end * MICRO) + DAY * MICRO
 
     def record_dislikes(self, dislikes: Mapping[str, Sequence[str]]) -> None:
         """Record the items that users dislike: those of a log, which is not written to a journal."""

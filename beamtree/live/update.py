@@ -1,12 +1,13 @@
 """Learning from new events in closed form: new items are placed, events recorded, and closed-form parts refitted."""
 
+import warnings
 from collections.abc import Collection, Mapping, Sequence
 
 import torch
 
 from beamtree.data import HISTORY, BeforeAfter, Events, Prepared
 from beamtree.data.inputs import NO_TIME
-from beamtree.data.times import MICRO, as_seconds, as_time, convert
+from beamtree.data.times import MICRO, as_date, as_seconds, as_time, convert
 from beamtree.live.events import Event, is_date, now
 from beamtree.live.live_model import LiveModel
 from beamtree.live.placement import NewItem
@@ -36,6 +37,7 @@ def update_model(
         run: the content of run.json.
         parts: those from outside the package.
     """
+    events = _until_now(live, events)
     new = {name: NewItem(histories=rows) for name, rows in _new_items(live, events).items()}
     live.update_items(new, since=_first_times(events, new))
     live.record_events(
@@ -61,6 +63,19 @@ def _new_items(live: LiveModel, events: NewEvents) -> dict[str, tuple[tuple[str,
             if len(examples) < EXAMPLES:
                 examples.append(tuple([*past, *items[:index]][-HISTORY:]))
     return {item: tuple(example for example in examples if example) for item, examples in result.items()}
+
+
+def _until_now(live: LiveModel, events: NewEvents) -> NewEvents:
+    """The events without those dated in the future, of which a warning tells."""
+    future = {time for row in events.values() for _, time in row if time is not None and live.is_future(as_time(time))}
+    if not future:
+        return events
+    kept = {user: [(item, time) for item, time in row if time not in future] for user, row in events.items()}
+    count = sum(len(row) - len(kept[user]) for user, row in events.items())
+    latest = as_date(max(map(as_time, future)))
+    message = f"{count:,} of the events are dated in the future, up to {latest}: they are left out"
+    warnings.warn(message, UserWarning, stacklevel=4)
+    return {user: row for user, row in kept.items() if row}
 
 
 def _first_times(events: NewEvents, items: Collection[str]) -> dict[str, int]:

@@ -103,7 +103,7 @@ def body_examples(service: Service) -> list[Example]:
     attributes = {name: described[name] for name in catalogue.kinds if name in described} or {"title": "A title"}
     items = [{"item": "a new item", "like": names[:2]}, {"item": names[0]}, {"item": names[1], **attributes}]
     events = [
-        {"user": "someone", "items": names[:1], "time": "2026-12-31T23:59:59Z"},
+        {"user": "someone", "items": names[:1], "time": "2025-12-31T23:59:59Z"},
         {"user": 17, "items": names[1:]},
     ]
     post_events = {
