@@ -24,6 +24,7 @@ from beamtree.data.prepared import DESCRIPTION
 from beamtree.errors import check_device, positive_int, requires
 from beamtree.evaluate import Evaluation, all_cuts, evaluate, warnings_about
 from beamtree.files.atomic import edit_folder, is_replaceable
+from beamtree.files.staging import remove
 from beamtree.ingest.columns import Kinds, LogColumns, Target
 from beamtree.ingest.inputs import any_builder, open_log, pack_data, table_argument, unpack_data
 from beamtree.ingest.report import describe_log
@@ -31,7 +32,15 @@ from beamtree.kernels.threads import ChangeLock
 from beamtree.live import LiveModel, NewItem
 from beamtree.live.content import added_report
 from beamtree.live.live_model import ItemCounts, SavedChanges
-from beamtree.live.refit import before_refit, builder_of_run, model_to_measure, refit_report, refit_to_all, seed_of
+from beamtree.live.refit import (
+    before_refit,
+    builder_of_run,
+    keeps_first,
+    model_to_measure,
+    refit_report,
+    refit_to_all,
+    seed_of,
+)
 from beamtree.live.saved import load_changes, read_items, read_vectors, save_changes
 from beamtree.live.update import update_model
 from beamtree.live.users import Users
@@ -66,12 +75,14 @@ from beamtree.scorers import Scorer, context_values
 from beamtree.storage.models import load_model
 from beamtree.storage.runs import (
     DATA,
+    FIRST,
     RUN,
     TABLES,
     check_free,
     data_folder,
     ids_of,
     open_data,
+    open_first,
     open_model,
     own_tables,
     read_run,
@@ -191,6 +202,8 @@ class Recommender:
         self._data_source: tuple[Path, Path] | None = None  # run folder and data folder, opened when needed
         self._owns_data = False  # whether the prepared log was made for this object and is saved with it
         self._measured: tuple[TreeModel, TreeModel] | None = None  # a model, and what it was before its refit
+        self._first: TreeModel | None = None  # the latter as it was fitted, where it is kept
+        self._scorers: Sequence[type[Scorer]] = ()  # classes from outside the package
         self.progress: Progress | None = None  # the result of training
 
     def __repr__(self) -> str:
@@ -216,7 +229,8 @@ class Recommender:
     def before_refit(self) -> TreeModel:
         """The model before it was fitted to all users: for numbers on test and validation users, as `evaluate` has.
 
-        It is fitted to the training users alone, with the same choices, when it is first asked for.
+        It is fitted to the training users alone, with the same choices, when it is first asked for. One with a trained
+        part, or on a tree or with parts that only this program has, is kept after a split by time, and saved.
         """
         model = self.model
         if not self._run.get("refit"):
@@ -224,9 +238,15 @@ class Recommender:
         if self._measured is None or self._measured[0] is not model:
             log.info("Fitting the closed form to the training users alone, as it was before the refit.")
             build = self._build_tree if self._loaded is None else builder_of_run(self._loaded, self._run)
-            seed, parts = seed_of(self._run), self._options.parts
-            self._measured = model, before_refit(model, self.data, seed, parts=parts, build=build)
+            seed, parts, first = seed_of(self._run), self._options.parts, self._first_model()
+            self._measured = model, before_refit(model, self.data, seed, parts=parts, build=build, first=first)
         return self._measured[1]
+
+    def _first_model(self) -> TreeModel | None:
+        """The model that was fitted before the refit, where it was kept."""
+        if self._first is None and self._loaded is not None:
+            self._first = open_first(self._loaded, self._options.device, self._scorers)
+        return self._first
 
     def _build_tree(self, data: Prepared) -> Tree:
         """The tree of a log, as `fit` builds it."""
@@ -363,9 +383,11 @@ class Recommender:
             self._run["frame"] = frame_kind(log)
             self._tables = {name: table for name, table in tables.items() if not isinstance(table, Path)}
             self._data_source, self._owns_data, self._live, self._loaded = None, own, None, None
-            self._read_catalogue, self._masks, self._measured = None, MaskCache(), None
-            if settings.refit and data.all is not None:  # fitting it again takes as long as it did
+            self._read_catalogue, self._masks, self._measured, self._first = None, MaskCache(), None, None
+            if settings.refit and data.all is not None:
                 self._measured = model, before.eval()
+                own = not isinstance(options.tree, str | Path) or bool(settings.parts_from_outside)
+                self._first = before if own or keeps_first(before, data) else None
             if about_items is not None:
                 report.write(*added_report(self._update_items(about_items, similar=False).new))
             report.write(f"Fitted in {clock(time_now() - began)}.")
@@ -852,6 +874,12 @@ class Recommender:
                         replace_data(folder, source if self._owns_data else None)
                     save_tables(folder, tables)
                     save_changes(folder, self._live)
+            if self._loaded is None or self._loaded.resolve() != of.resolve():
+                first_model = self._first_model()
+                if first_model is not None:
+                    backend.save_model(first_model, folder / FIRST)
+                elif backend.is_first:
+                    remove(folder / FIRST)
             if not self._is_saved(model, of):
                 backend.save_model(model, folder)
             with backend.guard() as first:
@@ -922,7 +950,7 @@ class Recommender:
         ids_of(folder, model)
         run = read_run(folder) if is_run else {}
         recommender = cls(device=device, parts=parts, frame=frame)
-        recommender._model, recommender._run = model, run
+        recommender._model, recommender._run, recommender._scorers = model, run, scorers
         source = data_folder(folder) if is_run else None
         if data is not None:
             recommender._data = open_data(folder, model, Path(data))

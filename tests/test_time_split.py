@@ -1,6 +1,8 @@
 """A log with a clock is split by time, and the model that serves is fitted to all events."""
 
+import copy
 import json
+import shutil
 
 import numpy as np
 import polars as pl
@@ -192,7 +194,7 @@ def test_the_sequence_part_is_trained_again_for_the_steps_that_were_chosen(train
     before = (len(shop.data.train), int(shop.data.train.events.counts().sum()))
     assert trainings == [(*before, 40, None), (430, len(LOG), record["steps"], None)]
     first = shop.before_refit
-    shop._measured = None
+    shop._measured = shop._first = None
     again = shop.before_refit
     assert again is not first
     assert same(again, first)
@@ -212,9 +214,71 @@ def test_training_goes_on_where_there_is_no_time_to_begin_again(trainings, monke
     expected = part.item_vectors(first.tree).float()
     torch.testing.assert_close(vectors[known], expected[known])
     assert not torch.isclose(vectors[~known], expected[~known]).all(1).any()  # those of new items begin anew
-    shop._measured = None
+    shop._measured = shop._first = None
     assert same(shop.before_refit, first)
     assert trainings[2][2:] == (shop.model.scorer.hyperparameters[SEQUENCE]["steps"], None)
+
+
+def test_the_first_model_is_saved_where_a_part_of_it_was_trained(trainings, tmp_path, monkeypatch):
+    shop = bt.Recommender(**QUICK, sequence=True).fit(LOG, verbose=False)
+    first, expected = shop.before_refit, shop.evaluate(m=10).records()
+    shop.save(tmp_path / "run")
+    bt.Recommender.load(tmp_path / "run").save(tmp_path / "copy")
+    loaded = bt.Recommender.load(tmp_path / "copy")
+    assert same(loaded.before_refit, first)
+    assert loaded.before_refit.tree.items().tolist() == first.tree.items().tolist()
+    assert loaded.evaluate(m=10).records() == expected
+    assert copy.deepcopy(shop).evaluate(m=10).records() == expected
+    beamtree("evaluate", "copy", "--m", "10", "--json", "found.json", folder=tmp_path)
+    cells = json.loads((tmp_path / "found.json").read_text())
+    assert [{name: cell[name] for name in expected[0]} for cell in cells] == expected
+    # Items that were removed, and events that came since, train nothing again either
+    loaded.remove_items(["i00"])
+    loaded.update(pl.DataFrame({"user": ["u000", "v"], "item": ["i01", "i02"], "time": [START + DAY * 101] * 2}))
+    changed = loaded.before_refit
+    assert changed.tree.hidden().tolist() == loaded.ids.find(["i00"])
+    assert torch.equal(changed.popularity, first.popularity)
+    assert len(trainings) == 2
+    bt.Recommender(**QUICK, sequence=False).fit(LOG, verbose=False).save(tmp_path / "run")
+    assert not (tmp_path / "run" / "before_refit").exists()
+
+
+def test_the_command_saves_the_first_model_too(trainings, tmp_path):
+    LOG.write_parquet(tmp_path / "log.parquet")
+    beamtree("prepare", "log.parquet", "--out", "data", folder=tmp_path)
+    words = ["train", "data", "--out", "run", "--steps", "0", "--beam-size", "60", "--sequence"]
+    beamtree(*words, folder=tmp_path)
+    loaded = bt.Recommender.load(tmp_path / "run")
+    scores = loaded._run["training"]["before_refit"]["scores"]
+    found = {(each["metric"], each["m"]): each["value"] for each in loaded.evaluate(m=(10, 50)).records()}
+    assert {key: found[key] for key in found if key[0] == "recall"} == {
+        (each["metric"], each["m"]): each["value"]
+        for each in scores
+        if each["metric"] == "recall" and each["m"] in (10, 50)
+    }
+    assert len(trainings) == 2
+    assert "before_refit" in beamtree("check", "run", folder=tmp_path).stdout
+
+
+def test_a_tree_that_only_python_knows_is_that_of_the_first_model_after_loading(tmp_path):
+    def build(data):
+        return bt.random_tree(data.num_items, seed=int(data.train.events.counts().sum()))
+
+    shop = bt.Recommender(**QUICK, tree=build).fit(LOG, verbose=False)
+    expected = shop.evaluate(m=10).records()
+    shop.save(tmp_path / "run")
+    loaded = bt.Recommender.load(tmp_path / "run")
+    assert loaded.before_refit.tree.items().tolist() == shop.before_refit.tree.items().tolist()
+    assert loaded.evaluate(m=10).records() == expected
+
+
+def test_a_run_of_an_earlier_version_says_that_a_part_is_trained_again(trainings, tmp_path, caplog):
+    shop = bt.Recommender(**QUICK, sequence=True).fit(LOG, verbose=False)
+    shop.save(tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "before_refit")
+    assert same(bt.Recommender.load(tmp_path / "run").before_refit, shop.before_refit)
+    assert "its sequence part is trained again, which takes a while" in caplog.text
+    assert len(trainings) == 3
 
 
 def test_a_run_that_was_killed_between_the_fits_is_the_same_when_it_continues(shop, tmp_path, monkeypatch):

@@ -35,7 +35,7 @@ from beamtree.model import TreeModel
 from beamtree.research.baselines import BASELINES, build
 from beamtree.research.compare.report import strength
 from beamtree.scorers import context_values
-from beamtree.storage.runs import data_folder, ids_of, open_data, open_model, read_run
+from beamtree.storage.runs import data_folder, ids_of, open_data, open_first, open_model, read_run
 from beamtree.storage.settings import fingerprint
 
 _BEFORE: dict[str, Any] = {}  # the run that was measured last in this process, and its model before the refit
@@ -185,7 +185,12 @@ def honest_model(
                 _BEFORE.update(
                     run=state,
                     model=before_refit(
-                        served, training, seed_of(settings), on_progress, build=builder_of_run(run, settings)
+                        served,
+                        training,
+                        seed_of(settings),
+                        on_progress,
+                        build=builder_of_run(run, settings),
+                        first=open_first(run, str(served.tree.device)),
                     ),
                 )
         model: TreeModel = _BEFORE["model"]

@@ -21,10 +21,10 @@ from beamtree.files.atomic import check_writable
 from beamtree.ingest.inputs import TreeBuilder, tree_builder
 from beamtree.kernels.threads import use_threads
 from beamtree.live.content import added_report
-from beamtree.live.refit import refit_report, refit_to_all
+from beamtree.live.refit import keeps_first, refit_report, refit_to_all
 from beamtree.model import TreeModel
 from beamtree.recommender import Recommender
-from beamtree.storage.runs import LOG, RUN, TRAINING, TrainingLog, check_free, finish_run, read_run, write_run
+from beamtree.storage.runs import FIRST, LOG, RUN, TRAINING, TrainingLog, check_free, finish_run, read_run, write_run
 from beamtree.storage.settings import holds_model
 from beamtree.train import Checkpoints, Progress, TrainingOptions, default_m, steps_done
 from beamtree.train.backend import current_backend
@@ -160,10 +160,13 @@ def _train_in(
     measured = None
     if settings.refit:
         with percent("the refit to all users") as on_progress:
+            before = model
             model, measured = refit_to_all(
                 model, data, settings.seed, on_progress, build=lambda log: build(log, run["arity"], run["seed"])
             )
         write(*refit_report(model, measured, data))
+        if keeps_first(before, data):
+            current_backend().save_model(before.eval(), folder / FIRST)
     with current_backend().guard() as first:
         if first:
             finish_run(folder, result.as_dict(), measured)

@@ -24,7 +24,8 @@ from beamtree.live.edits import ADDED, edges_of, memory_of, with_hidden, without
 from beamtree.live.events import Event
 from beamtree.model import TreeModel
 from beamtree.parts import PARTS, Part
-from beamtree.progress import OnProgress, no_progress
+from beamtree.parts.sequence import SEQUENCE
+from beamtree.progress import OnProgress, log, no_progress
 from beamtree.scorers import FactorScorer, MemoryScorer, Scorer, as_sum
 from beamtree.storage.runs import table_file
 from beamtree.train.backend import current_backend
@@ -140,9 +141,19 @@ def _can_change_tree(model: TreeModel, data: Prepared, parts: Sequence[Part]) ->
 
 def on_new_tree(model: TreeModel, tree: Tree) -> TreeModel:
     """The model on another tree over the same items; removed and hidden items stay so."""
-    leaves = model.tree.leaf_of_item(torch.arange(model.tree.num_items, device=model.tree.device))
-    forgotten = (leaves == PAD).nonzero().squeeze(1).tolist()
-    return with_hidden(without_items(model.on_tree(tree), forgotten), model.tree.hidden().tolist())
+    return _with_edits(model.on_tree(tree), model)
+
+
+def _with_edits(model: TreeModel, other: TreeModel) -> TreeModel:
+    """The model without the items that another does not have, and with those hidden that are hidden there."""
+    count, tree = model.tree.num_items, other.tree
+    forgotten = (tree.leaf_of_item(torch.arange(count, device=tree.device)) == PAD).nonzero().squeeze(1).tolist()
+    return with_hidden(without_items(model, forgotten), [item for item in tree.hidden().tolist() if item < count])
+
+
+def keeps_first(model: TreeModel, data: Prepared) -> bool:
+    """Whether the model before the refit is kept with a run: where a part of it was trained and is trained again."""
+    return data.all is not None and SEQUENCE in model.scorer.names
 
 
 def builder_of_run(folder: Path, run: Mapping[str, Any]) -> Build | None:
@@ -184,8 +195,16 @@ def before_refit(
     on_progress: OnProgress = no_progress,
     parts: Sequence[Part] = (),
     build: Build | None = None,
+    first: TreeModel | None = None,
 ) -> TreeModel:
-    """The model as it was before it was fitted to all users; items that were added later are hidden."""
+    """The model as it was before it was fitted to all users; items that were added later are hidden.
+
+    It is `first` where that was kept and nothing else was chosen since, with the same items removed and hidden.
+    """
+    if first is not None and first.scorer.hyperparameters == model.scorer.hyperparameters:
+        return _with_edits(first, model)
+    if keeps_first(model, data):
+        log.warning("The model before the refit was not kept: its sequence part is trained again, which takes a while.")
     if data.all is not None:
         result = _fit_again(model, data, data, seed, on_progress, parts, build)
     else:

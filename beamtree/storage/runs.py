@@ -5,6 +5,7 @@ run.json                      data, method, tree, options, commit
 log.jsonl                     loss and recall during training, one JSON record per line
 tensorboard/                  the same for TensorBoard, where it is installed
 training/                     the checkpoint for `--resume`, and the best model so far
+before_refit/                 the model before the refit, where fitting it again would be another or take long
 data/                         the prepared data, where they were made for this run alone
 items.parquet                 the table of categories, and
 vectors.parquet               the vectors, where they were given in memory
@@ -37,6 +38,7 @@ from beamtree.storage.models import load_model
 from beamtree.storage.settings import holds_model, refuse_classifier
 
 RUN, LOG, TRAINING, DATA = "run.json", "log.jsonl", "training", "data"
+FIRST = "before_refit"  # the model before the refit
 TABLES = ("items", "vectors")  # tables about items: run.json names their files
 FORMATS = 1, None  # of run.json; older ones have neither a format nor a checksum
 CHECKSUMS = "checksums"  # in run.json: of its tables
@@ -86,6 +88,11 @@ def open_model(folder: Path, device: str, scorers: Sequence[type[Scorer]] = ()) 
     check_run(folder)
     check_device(device)
     return load_model(folder, device, scorers=scorers)
+
+
+def open_first(folder: Path, device: str, scorers: Sequence[type[Scorer]] = ()) -> TreeModel | None:
+    """The model of a run before its refit; None where it is not saved."""
+    return load_model(folder / FIRST, device, scorers=scorers) if holds_model(folder / FIRST) else None
 
 
 def ids_of(folder: Path, model: TreeModel) -> Ids:
