@@ -53,7 +53,7 @@ def test_a_day_ahead_is_another_time_zone(tmp_path):
     rows = [*LOG, ("u1", "i01", NOW + DAY - 3600)]
     described = bt.prepare(frame(rows), tmp_path / "out")
     assert described["num_events"] == len(rows)
-    assert describe_times(described).endswith(").")
+    assert "in the future" not in describe_times(described)
 
 
 def test_the_command_counts_them_and_a_period_ends_with_the_last_event_until_now(tmp_path):
@@ -73,7 +73,7 @@ def test_a_log_that_is_mostly_in_the_future_is_kept_and_the_report_says_so(tmp_p
     rows = [(user, item, at + 10_000 * DAY) for user, item, at in LOG]
     described = bt.prepare(frame(rows), tmp_path / "out")
     assert described["num_events"] == len(rows)
-    assert describe_times(described).endswith(", which is in the future).")
+    assert ", which is in the future)." in describe_times(described)
 
 
 @pytest.fixture(scope="module")

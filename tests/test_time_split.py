@@ -12,7 +12,7 @@ from command import beamtree, train_again_after_a_kill
 
 import beamtree as bt
 from beamtree.data.times import MICRO
-from beamtree.ingest.report import describe_times
+from beamtree.ingest.report import describe_split, describe_times
 from beamtree.live.refit import BEFORE
 from beamtree.live.renewal import renew
 from beamtree.parts import acceptance
@@ -98,6 +98,26 @@ def test_dates_and_unix_times_are_a_clock_and_the_report_says_so(tmp_path):
     assert describe_times({}) is None
 
 
+def test_the_report_says_why_a_log_with_a_clock_is_split_by_users(tmp_path):
+    few = LOG.filter(pl.col("user") < "u150")
+    cut = few["time"].sort()[len(few) - len(few) // 10]
+    ends = few.group_by("user").agg(pl.col("time").min().alias("first"), pl.col("time").max().alias("last"))
+    both = ends.filter((pl.col("first") < cut) & (pl.col("last") >= cut)).height
+    why = f" It is split by users: {both} have events before and in its newest tenth, which is too few."
+    assert describe_times(bt.prepare(few, tmp_path / "data")).endswith(why)
+    assert describe_times(bt.prepare(few, tmp_path / "data", split="halves")).endswith(").")
+
+
+@pytest.mark.parametrize(
+    ("period", "text"),
+    [("1h", "last hour,"), ("12h", "last 12 hours,"), ("2d", "last 2 days,"), ("4w", "last 28 days,")],
+)
+def test_the_report_says_how_long_the_part_after_the_cut_is(tmp_path, period, text):
+    hourly = LOG.sample(fraction=1, shuffle=True, seed=0).with_columns(time=START + pl.int_range(pl.len()) * 1000)
+    described = bt.prepare(hourly, tmp_path / "data", split=f"time:{period}", val_users=1, test_users=1)
+    assert f"events of the {text} from" in describe_split(described)
+
+
 def test_items_after_the_cut_come_last_and_have_leaves(shop):
     data = shop.data
     trained = data.train.events.popularity(data.num_items)
@@ -161,7 +181,7 @@ def test_the_same_seed_gives_the_same_model_and_the_command_does_so_too(shop, tm
     done = beamtree("prepare", "log.parquet", "--out", "data", folder=tmp_path)
     assert "The times of this log are a clock" in done.stdout
     done = beamtree("train", "data", "--out", "run", "--steps", "0", "--beam-size", "60", folder=tmp_path)
-    assert f"It was chosen on what {len(shop.data.val)} users did in the last" in done.stdout
+    assert f"The model was chosen on what {len(shop.data.val)} users did in the last 7 days." in done.stdout
     loaded = bt.Recommender.load(tmp_path / "run")
     assert same(loaded.model, shop.model)
     assert loaded.model.tree.items().tolist() == shop.model.tree.items().tolist()

@@ -38,7 +38,7 @@ def simulate(
     write(
         f"{users:,} users, {items:,} items in {shape['categories']:,} categories, {events:,} events",
         f"Events per user: median {per_user['median']:g}, 99th percentile {per_user['p99']:g}",
-        f"The top 1 % of items have {shape['top_percent_share']:.0%} of the events; "
+        f"The top 1 % of items have {100 * shape['top_percent_share']:.0f} % of the events; "
         f"{shape['items_with_events']:,} items have at least one",
         f"Saved {where}",
         f"  and {market.items_file(where)}",

@@ -242,7 +242,7 @@ def _train(folder: Path, settings: TrainingSettings, data: Prepared, model: Tree
 
         def on_check(done: int, recall: float) -> None:
             log(done, recall=recall, seconds=round(time.monotonic() - start, 1))
-            print_line(f"step {done:,}  recall@{m} {recall:.2%} on {len(data.val):,} validation users")
+            print_line(f"step {done:,}  recall@{m} {100 * recall:.2f} % on {len(data.val):,} validation users")
 
         checkpoints = Checkpoints(folder / TRAINING, every=500, resume=True)
         return train_model(settings, data, model, checkpoints=checkpoints, on_step=on_step, on_check=on_check)

@@ -50,6 +50,7 @@ class Sections(NamedTuple):
     name: str  # of the split
     min_eval_events: int | None = None  # of a validation or test user, if users were selected by it
     cut: int | None = None  # of a split by time: from when on events are to be predicted
+    both: int | None = None  # users with events before and in the newest tenth, where these are too few for one
 
 
 # Filtering

@@ -225,7 +225,7 @@ def _fill(
         "report": {**report, **cleaned.report, "ignored_columns": log.ignored},
     }
     if times is not None:
-        about["times"] = times.describe(sections.cut)
+        about["times"] = times.describe(sections.cut) | ({} if sections.both is None else {"both": sections.both})
     mean_weight = None if log.weights is None else mean_size(columns["weight"], cleaned.lengths)
     description = write_data(folder, columns, cleaned, sections, items, names, pairs, mean_weight, about)
     shutil.rmtree(work)

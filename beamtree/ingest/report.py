@@ -70,10 +70,13 @@ def describe_times(description: Mapping[str, Any]) -> str | None:
     if times["unit"] is None:
         return "The times of this log are only an order."
     first, last = (_date(times, name) for name in ("first", "last"))
-    is_future = convert(times["last"], times["unit"], 1) > now() + DAY
-    return (
-        f"The times of this log are a clock (from {first} to {last}{', which is in the future' if is_future else ''})."
-    )
+    ahead = ", which is in the future" if convert(times["last"], times["unit"], 1) > now() + DAY else ""
+    line = f"The times of this log are a clock (from {first} to {last}{ahead})."
+    if "both" in times:
+        line += (
+            f" It is split by users: {times['both']:,} have events before and in its newest tenth, which is too few."
+        )
+    return line
 
 
 def describe_split(description: Mapping[str, Any]) -> str | None:
@@ -91,16 +94,16 @@ def describe_choice(description: Mapping[str, Any]) -> str | None:
     times, count = description.get("times", {}), description["users"]["val"]
     if "cut" not in times or not count:
         return None
-    when = f"after {times['cut']}" if times["unit"] is None else f"in the last {_days(times)}"
-    return f"It was chosen on what {count:,} users did {when}."
+    when = f"from {times['cut']} on" if times["unit"] is None else f"in the last {_days(times)}"
+    return f"The model was chosen on what {count:,} users did {when}."
 
 
 def _days(times: Mapping[str, Any]) -> str:
     """How much of the log is after the cut."""
-    days = (times["last"] - times["cut"]) / times["unit"] / DAY
-    if days < 2:
-        return f"{max(1, round(24 * days)):,} hours"
-    return f"{round(days):,} days"
+    hours = max(1, round((times["last"] - times["cut"]) / times["unit"] / 3600))
+    if hours < 48:
+        return "hour" if hours == 1 else f"{hours} hours"
+    return f"{round(hours / 24):,} days"
 
 
 def _date(times: Mapping[str, Any], name: str) -> str:

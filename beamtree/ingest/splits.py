@@ -107,18 +107,21 @@ class SplitOptions(NamedTuple):
             raise ValueError(f"split={self.name} is {where} all events, which are from {bounds}: choose another date")
         return cut
 
-    def resolved(self, times: LogTimes | None, weights: Read | None) -> "SplitOptions":
-        """The options with a protocol that suits a log, where none was named."""
+    def resolved(self, times: LogTimes | None, weights: Read | None) -> tuple["SplitOptions", int | None]:
+        """The options with a protocol that suits a log, where none was named.
+
+        And how many users have events before and after a cut, where these are too few for a split by time.
+        """
         if self.name is not None:
-            return self
+            return self, None
         by_time = self._replace(name=TIME)
         wanted = (self.val_users, self.test_users)
         if times is None or not times.is_clock or times.newest() == times.first or wanted == (0, 0):
-            return self._replace(name=HALVES)
+            return self._replace(name=HALVES), None
         before = times.before(by_time.cut(times))
-        both = np.count_nonzero((before > 0) & (count_targets(weights, times.lengths, before) > 0))
+        both = int(np.count_nonzero((before > 0) & (count_targets(weights, times.lengths, before) > 0)))
         enough = both >= max(MIN_CUT_USERS, sum(count or 0 for count in wanted))
-        return by_time if enough else self._replace(name=HALVES)
+        return (by_time, None) if enough else (self._replace(name=HALVES), both)
 
 
 def split_log_events(
@@ -128,14 +131,14 @@ def split_log_events(
     columns, lengths = columns_of(work), log.lengths[np.flatnonzero(log.lengths)]
     has_times = scale is not None and "time" in columns
     times = LogTimes.of(columns["time"], lengths, scale) if has_times and scale is not None else None
-    split = split.resolved(times, columns.get("weight"))
+    split, both = split.resolved(times, columns.get("weight"))
     targets_from = partial(count_targets, columns.get("weight"), lengths)
     if split.by_time:
         split.check_times(None if times is None else times.scale)
         assert times is not None
         return cut_in_time(split, split.cut(times), times, columns.get("weight")), times
     if split.name == HALVES:
-        return halves(lengths, split, targets_from(lengths // 2) > 0), times
+        return halves(lengths, split, targets_from(lengths // 2) > 0)._replace(both=both), times
     of_last, of_two = targets_from(lengths - 1), targets_from(lengths - 2)
     return leave_one_out(lengths, split, of_two > of_last, of_last > 0), times
 

@@ -179,7 +179,7 @@ def refit_report(model: TreeModel, measured: Mapping[str, Any], data: Prepared) 
     num_users, num_events = (data.description[name] for name in ("num_users", "num_events"))
     if data.all is not None:
         chosen = describe_choice(data.description)
-        return [*before, *([chosen] if chosen else []), f"Fitted it again, to all events of all {num_users:,} users."]
+        return [*([chosen] if chosen else []), *before, f"Fitted it again, to all events of all {num_users:,} users."]
     line = f"Fitted the closed form again, to all events of all {num_users:,} users."
     if stored < num_events:  # splits by time and with fewer test users do not store the last events of others
         line = (

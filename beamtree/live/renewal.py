@@ -126,13 +126,15 @@ class Renewal:
         if self.repeated or self.dropped:
             lines.append(f"Left out {self.repeated:,} rows that were added before and {self.dropped:,} unusable ones.")
         if self.rebuilt is not None:
-            lines.append(f"The catalogue has grown by {self.growth:.0%} since the tree was built: {self.rebuilt}.")
+            lines.append(
+                f"The catalogue has grown by {100 * self.growth:.0f} % since the tree was built: {self.rebuilt}."
+            )
         for change in self.recall:
-            values = f"{change.before:.2%} yesterday, {change.after:.2%} renewed"
+            values = f"{100 * change.before:.2f} % yesterday, {100 * change.after:.2f} % renewed"
             interval = f"{100 * change.low:+.2f} to {100 * change.high:+.2f}"
             lines.append(f"Recall@{change.m} of {self.evaluated:,} users' newest events: {values} ({interval}).")
         lines.append(
-            f"{self.unchanged:.1%} of the first {SHOWN} answers stay; {self.shown:,} new items are among them."
+            f"{100 * self.unchanged:.1f} % of the first {SHOWN} answers stay; {self.shown:,} new items are among them."
         )
         verdict = "Saved" if self.saved else "Not saved, because the renewed model is worse"
         return "\n".join([*lines, f"{verdict}; it took {clock(self.seconds)}."])

@@ -112,7 +112,8 @@ class Part(ABC):
             return []
         gain, users = record.get("gain"), record["users"]
         if gain:
-            return [f"The {self.name} part raises recall on {users:,} validation users by {gain:.1%} of what it was."]
+            percent = f"{100 * gain:.1f} %"
+            return [f"The {self.name} part raises recall on {users:,} validation users by {percent} of what it was."]
         return [f"The {self.name} part was left out: {users:,} validation users do not find more with it."]
 
 

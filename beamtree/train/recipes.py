@@ -305,7 +305,7 @@ def parts_report(scorer: Scorer, parts: Sequence[Part] = PARTS) -> list[str]:
     same = scorer.hyperparameters.get("same", 0.0)
     if same >= SAME_FOR_ALL:
         lines.append(
-            f"Everybody gets nearly the same list: {same:.0%} of what {SAME_ITEMS} places show to validation "
+            f"Everybody gets nearly the same list: {100 * same:.0f} % of what {SAME_ITEMS} places show to validation "
             f"users are the same {SAME_ITEMS} items."
         )
     return lines
