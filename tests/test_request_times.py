@@ -177,6 +177,17 @@ def test_in_order_is_a_stable_sort(pairs, clock):
     assert times == ([first + at for _, at in expected] if clock else [])
 
 
+def test_rows_without_a_readable_time_are_left_out_with_a_warning(shop):
+    rows = [("a", "i01", START), ("a", "i02", None), ("b", "i03", START)]
+    frame = pl.DataFrame(rows, schema=["user", "item", "time"], orient="row")
+    message = "^1 of 3 rows have no readable time: they are left out$"
+    with pytest.warns(UserWarning, match=message):
+        assert [items for items, *_ in asked(shop, frame)] == [["i01"], ["i03"]]
+    with pytest.warns(UserWarning, match=message):
+        shop.update(frame)
+    assert [event.item for event in shop._live.events["a"]] == ["i01"]
+
+
 def test_frames_keep_the_times_of_their_events(shop):
     log = events().filter(pl.col("user").is_in(["u03", "u08"])).sample(fraction=1, shuffle=True, seed=1)
     expected = {tuple(of_log(user)[0]): (*of_log(user), END) for user in ("u03", "u08")}
@@ -199,6 +210,10 @@ def test_frames_keep_the_times_of_their_events(shop):
         (["i01"], {"time": [START, START]}, "2 times for 1 histories: give one for each history, or one for all"),
         ([["i01", ("i02", START)]], {}, "pairs has something else in it: give each event its time"),
         ([[("i01", "soon")]], {}, "times: 'soon' is not a time"),
+        ([("i01", START), ("i02", None)], {}, "times: 'None' is not a time"),
+        ([("i01", START), ("i02", float("nan"))], {}, "times: 'nan' is not a time"),
+        ([("i01", "2024-01-05"), ("i02", pd.NaT)], {}, "times: 'NaT' is not a time"),
+        ([("i01", np.datetime64("NaT")), ("i02", START)], {}, "times: 'NaT' is not a time"),
         (["i01"], {"time": [None]}, "time: 'None' is not a time"),
     ],
 )

@@ -198,7 +198,7 @@ class Catalogue:
         """The columns that an expression reads."""
         with requires("", "filtering by attributes"):
             from beamtree.data.expressions import columns_read
-        if AGE not in expression:
+        if AGE not in expression and self.starts is None:
             return columns_read(expression, self.column_names)
         try:
             names = self.column_names

@@ -90,7 +90,8 @@ class SplitOptions(NamedTuple):
                 order = "the times of the log are only an order"
                 raise ValueError(f"split={self.name}: {order}: choose {TIME}, {TIME}:NUMBER or {HALVES}")
         elif self.point and scale.parse(self.point) is None:
-            kind = "dates: give one such as 2020-12-31" if scale.dates else "numbers: give one, in the same unit"
+            kind = "numbers: give one in the same unit, or for Unix times a date or a period such as 30d"
+            kind = "dates: give one such as 2020-12-31, or a period such as 30d" if scale.dates else kind
             raise ValueError(f"split={self.name}: {self.point!r} cannot be read; the times of the log are {kind}")
 
     def cut(self, times: LogTimes) -> int:
@@ -214,10 +215,8 @@ def cut_in_time(
     has_target = count_targets(weights, lengths, before) > 0
     both = np.flatnonzero((before > 0) & (before < lengths) & has_target)
     if not len(both):
-        raise ValueError(
-            f"split={split.name}: no user has events both before and after it{_with_target(has_target)}: "
-            "choose another date"
-        )
+        among = _with_target(has_target | (before == lengths))
+        raise ValueError(f"split={split.name}: no user has events both before and after it{among}: choose another date")
     val, test = split.val_users, split.test_users
     if test is None:
         test = min(MAX_EVAL_USERS, max(1, len(both) // TEST_FRACTION), max(0, len(both) - (val or 0)))

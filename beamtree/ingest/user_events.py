@@ -1,6 +1,7 @@
 """Logs that are read into memory: new events by user, and users to evaluate on."""
 
 import json
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -116,6 +117,10 @@ def _sorted_rows(
     if known := [name for name in context if name in has]:
         opened = open_logs(logs, replace(columns, context=known))
     usable = (pl.col("user") != "") & (pl.col("item") != "")
+    rows = read_rows(opened)
     if opened.columns.time is not None:
         usable &= pl.col("time").is_not_null()
-    return sort_events(read_rows(opened).filter(usable)), opened
+        if untimed := rows["time"].null_count():
+            counts = f"{untimed:,} of {len(rows):,} rows have no readable time"
+            warnings.warn(f"{counts}: they are left out", UserWarning, stacklevel=4)
+    return sort_events(rows.filter(usable)), opened

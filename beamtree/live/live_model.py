@@ -366,9 +366,9 @@ class LiveModel:
 
     def is_future(self, time: Time) -> bool:
         """Whether this is a date of more than a day from now, and after the log, which may be ahead of this clock."""
-        if not is_date(time):
-            return False
         end = NO_TIME if self._data is None else self._data.end
+        if end == NO_TIME and not is_date(time):
+            return False
         return time > max(now(), end * MICRO) + DAY * MICRO
 
     def record_dislikes(self, dislikes: Mapping[str, Sequence[str]]) -> None:

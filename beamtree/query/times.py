@@ -75,8 +75,19 @@ def split_pairs(row: Sequence[Any]) -> tuple[list[Any], list[int]]:
 
 
 def is_one_of_pairs(row: Sequence[Any]) -> bool:
-    """Whether a list of tuples is one history of (item, time) pairs, and not several histories of two items."""
-    return bool(row) and all(isinstance(entry, tuple) and len(entry) == 2 and _is_clock(entry[1]) for entry in row)
+    """Whether a list of tuples is one history of (item, time) pairs, and not several histories of two items.
+
+    Some times may be missing, which is an error later.
+    """
+    if not all(isinstance(entry, tuple) and len(entry) == 2 for entry in row):
+        return False
+    given = [time for _, time in row if not _is_missing(time)]
+    return bool(given) and all(map(_is_clock, given))
+
+
+def _is_missing(time: Any) -> bool:
+    """Whether this is None, or NaN or NaT, which differ from themselves."""
+    return time is None or bool(time != time)
 
 
 def _is_clock(time: object) -> bool:
