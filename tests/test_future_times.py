@@ -8,7 +8,7 @@ from command import beamtree
 from sample_logs import write_log
 
 import beamtree as bt
-from beamtree.data.times import DAY, MICRO
+from beamtree.data.times import DAY, MICRO, as_time
 from beamtree.ingest.report import describe_log, describe_times
 from beamtree.live.renewal import renew
 
@@ -106,6 +106,8 @@ def test_a_live_event_of_the_future_is_refused(run):
     live = bt.Recommender.load(run)._live_model()
     with pytest.raises(ValueError, match=r"^time: an event of 2099-01-01 is in the future: give when it happened$"):
         live.record_events([("u1", ["i01"], NOW * MICRO), ("u1", ["i02"], 4_070_908_800 * MICRO)])
+    with pytest.raises(ValueError, match=r"^time: an event of 9999-12-31 is in the future"):
+        live.record_events([("u1", ["i02"], as_time("9999-12-31"))])
     assert not live.events
     live.record_events([("u1", ["i01"], (NOW + DAY // 2) * MICRO)])
     assert len(live.events["u1"]) == 1

@@ -74,6 +74,11 @@ def test_items_under_an_age_are_found(shop, days):
     assert found(shop, users=["u1"], where=f"age_days < {days}") == young(days)
 
 
+def test_a_misspelt_age_is_told_what_there_is(shop):
+    with pytest.raises(ValueError, match=r"there is no column 'age_day'; there are item, age_days$"):
+        shop.recommend(["i03"], where="age_day < 30")
+
+
 def test_age_is_that_at_the_time_of_the_request(shop):
     at = START + 20 * DAY
     assert found(shop, ["i03"], where="age_days < 5", time=at) == young(5, at)

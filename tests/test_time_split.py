@@ -311,6 +311,23 @@ def test_a_run_that_was_killed_between_the_fits_is_the_same_when_it_continues(sh
 # Afterwards
 
 
+def test_a_cut_after_which_all_users_are_new_is_one_clear_line(tmp_path):
+    cut = START + DAY * 90
+    log = LOG.with_columns(user=pl.when(pl.col("time") < cut).then("user").otherwise(pl.lit("new ") + pl.col("user")))
+    message = rf"^split=time:{cut}: no user has events both before and after it: choose another date$"
+    with pytest.raises(ValueError, match=message):
+        bt.prepare(log, tmp_path / "data", split=f"time:{cut}")
+
+
+@pytest.mark.parametrize(("dates", "kind"), [(False, "numbers.* a period such as 30d"), (True, "dates.* 30d")])
+@pytest.mark.parametrize("point", ["0d", "-5d", "12 h", "30y", "2020-13-01", "soon"])
+def test_a_period_that_is_none_is_one_clear_line(tmp_path, dates, kind, point):
+    log = LOG.with_columns(pl.from_epoch("time")) if dates else LOG
+    message = rf"^split=time:{point}: '{point}' cannot be read; the times of the log are {kind}$"
+    with pytest.raises(ValueError, match=message):
+        bt.prepare(log, tmp_path / "data", split=f"time:{point}")
+
+
 def test_a_renewal_adds_events_moves_the_cut_on_and_fits_to_all_of_them(shop, tmp_path):
     shop.save(tmp_path / "run")
     day = START + DAY * (LENGTH + 1)
