@@ -2,18 +2,24 @@
 
     python benchmarks/quality/future.py prepare games.parquet out/games
     python benchmarks/quality/future.py measure out/games --rows ours,popularity,ease,ials,rules --json games.json
+    python benchmarks/quality/future.py weeks games.parquet --weeks 8 --every 1 --json weeks.json
 
 The log is cut at nine tenths of its events. Every row is fitted to all events before the cut, with settings chosen at
 an earlier cut of these, and recommends to users who have events on both sides. What counts is recall and NDCG at 20 of
 up to ten items that a user takes next, at the time of the first of them. EASE, iALS and rules have a half-life: an
-event of age a counts 2^(-a / h); popularity has a window. `--model RUN` measures a saved run instead of fitting one,
-and `--weeks` prints recall by week after the cut.
+event of age a counts 2^(-a / h); popularity has a window. `--model RUN` measures a saved run instead of fitting one.
 
-The first command needs Polars. The second reads prepared data and works where only PyTorch, NumPy, SciPy and Numba are.
+`weeks` shows how a model ages. It is fitted before the cut. A copy is renewed every so many days with the events of
+these days, and both recommend to the users of the next days, with all that these users did before. Recall at 20 of up
+to ten items that a user takes in these days is printed week by week.
+
+The first command and the last need Polars. The second reads prepared data and works where only PyTorch, NumPy, SciPy
+and Numba are.
 """
 
 import argparse
 import json
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -32,6 +38,7 @@ from beamtree.closed_form.transitions import next_partners
 from beamtree.data import BeforeAfter, Events, Prepared, load_data
 from beamtree.data.inputs import WHOLE_HISTORY
 from beamtree.data.views import recency
+from beamtree.metrics import bootstrap
 from beamtree.scorers import with_inputs
 from beamtree.scorers.factors import fold_in, newest_of_each
 from beamtree.tree import PAD
@@ -53,7 +60,6 @@ class Users(NamedTuple):
 
     view: BeforeAfter
     targets: Tensor  # [U, COMING], PAD where fewer; items that the log before the cut does not have are numbers beyond
-    week: Tensor  # of each target, after the cut
 
 
 def prepare(log: Path, out: Path, seed: int) -> None:
@@ -90,7 +96,7 @@ def prepare(log: Path, out: Path, seed: int) -> None:
         times += [moment for _, moment in rows]
         lengths.append(len(rows))
         cuts.append(len(history))
-    np.savez(out / "users.npz", items=items, times=times, lengths=lengths, cuts=cuts, cut=int(cut))
+    np.savez(out / "users.npz", items=items, times=times, lengths=lengths, cuts=cuts)
     print(f"{log.stem}: {len(before):,} events before the cut, {len(users):,} users")
 
 
@@ -107,9 +113,7 @@ def read_users(folder: Path) -> Users:
     view = BeforeAfter(events, torch.from_numpy(arrays["cuts"]), history=WHOLE_HISTORY)
     index = view.target_index(torch.arange(len(view)))
     targets = events.items[index.clamp(min=0)].masked_fill(index == PAD, PAD)
-    assert events.times is not None
-    week = (events.times[index.clamp(min=0)] - int(arrays["cut"])) // (7 * DAY)
-    return Users(view, targets, week)
+    return Users(view, targets)
 
 
 def quality(found: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -263,6 +267,68 @@ def fit_ours(folder: Path, device: str, seed: int, minutes: float | None) -> tup
     return shop.model, time.perf_counter() - began
 
 
+def weeks(log: Path, count: int, every: int, sequence: bool, seed: int, out: Path | None) -> None:
+    """Measure a model that stays as it was fitted before the cut beside one that is renewed every so many days."""
+    import polars as pl
+
+    from beamtree.live import renew
+    from beamtree.live.renewal import known_to
+
+    frame = pl.read_parquet(log).select("user", "item", "timestamp").sort("timestamp", maintain_order=True)
+    cut, moment = frame["timestamp"][int(SHARE * len(frame))], pl.col("timestamp")
+    recalls: dict[str, list[Tensor]] = {"fitted": [], "renewed": []}
+    records: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        run, began = Path(folder) / "run", time.perf_counter()
+        shop = bt.Recommender(seed=seed, sequence=None if sequence else False)
+        shop.fit(frame.filter(moment < cut), verbose=False).save(run)
+        print(f"fit {time.perf_counter() - began:.0f} s", flush=True)
+        models = {"fitted": bt.Recommender.load(run).model}
+        for start in range(cut, cut + count * 7 * DAY, every * DAY):
+            today = frame.filter(moment.is_between(start, start + every * DAY - 1))
+            renewed = bt.Recommender.load(run)
+            models["renewed"] = renewed.model
+            users = users_of(frame.filter(moment < start), today, renewed.data)
+            for name, model in models.items():
+                found = bt.evaluate(model, known_to(model, users), m=M, metrics="recall")
+                recalls[name].append(found.per_user[:, 0, 0])
+            report = renew(run, today, verbose=False)
+            record: dict[str, Any] = {"day": (start - cut) // DAY, "users": len(users), "events": report.events}
+            record |= {name: float(each[-1].mean()) for name, each in recalls.items()}
+            records.append({**record, "saved": report.saved, "seconds": report.seconds})
+            print(json.dumps(records[-1]), flush=True)
+            if out is not None:
+                out.write_text(json.dumps({"log": log.stem, "every": every, "renewals": records}, indent=1) + "\n")
+    week = torch.cat([torch.full((each["users"],), each["day"] // 7) for each in records])
+    values = {name: torch.cat(each) for name, each in recalls.items()}
+    summary = []
+    for chosen, title in [*((week == each, f"week {each + 1}") for each in range(count)), (week >= 0, "all weeks")]:
+        means = {name: float(each[chosen].mean()) for name, each in values.items()}
+        low, high = bootstrap((values["renewed"] - values["fitted"])[chosen].unsqueeze(1))
+        summary.append({"when": title, "users": int(chosen.sum()), **means, "low": float(low), "high": float(high)})
+        print(json.dumps(summary[-1]), flush=True)
+    if out is not None:
+        whole = {"log": log.stem, "every": every, "sequence": sequence, "weeks": summary, "renewals": records}
+        out.write_text(json.dumps(whole, indent=1) + "\n")
+
+
+def users_of(past: Any, today: Any, data: Prepared) -> BeforeAfter:
+    """Users with events in the past and today: the past is history, up to COMING distinct items of today to be found.
+
+    Items that the data does not have get the numbers after its own.
+    """
+    import polars as pl
+
+    number = {name: index for index, name in enumerate(data.items.names)}
+    coming = today.unique(["user", "item"], keep="first", maintain_order=True).join(past, "user", how="semi")
+    coming = coming.sort("user", maintain_order=True).filter(pl.int_range(pl.len()).over("user") < COMING)
+    rows = pl.concat([past.join(coming, "user", how="semi"), coming]).sort("user", maintain_order=True)
+    items = torch.tensor([number.setdefault(str(item), len(number)) for item in rows["item"]])
+    counts, found = (part["user"].rle().struct.field("len").to_torch().long() for part in (rows, coming))
+    offsets, times = torch.nn.functional.pad(counts.cumsum(0), (1, 0)), rows["timestamp"].to_torch()
+    return BeforeAfter(Events(offsets, items, "users of these days", times=times, clock=1), counts - found)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -277,11 +343,20 @@ def main() -> None:
     second.add_argument("--device", default="cpu")
     second.add_argument("--seed", type=int, default=0)
     second.add_argument("--minutes", type=float)
-    second.add_argument("--weeks", action="store_true")
     second.add_argument("--json", type=Path)
+    third = commands.add_parser("weeks")
+    third.add_argument("log", type=Path)
+    third.add_argument("--weeks", type=int, default=8)
+    third.add_argument("--every", type=int, default=7, help="days between renewals")
+    third.add_argument("--sequence", action="store_true", help="with a sequence part, which renewals do not train")
+    third.add_argument("--seed", type=int, default=0)
+    third.add_argument("--json", type=Path)
     options = parser.parse_args()
     if options.command == "prepare":
         prepare(options.log, options.out, options.seed)
+        return
+    if options.command == "weeks":
+        weeks(options.log, options.weeks, options.every, options.sequence, options.seed, options.json)
         return
     users, data, records = read_users(options.folder), load_data(options.folder / "before"), []
     print(f"{options.folder.name}: {len(users.targets):,} users, recall@{M} and NDCG@{M} with 95 % intervals")
@@ -307,14 +382,6 @@ def main() -> None:
                 **about,
             }
         )
-        if options.weeks:
-            hit = (found.unsqueeze(1) == users.targets.unsqueeze(2)).any(2)
-            for week in range(int(users.week.max()) + 1):
-                of_week = (users.week == week) & (users.targets != PAD)
-                if int(of_week.sum()) >= 200:
-                    print(
-                        f"  week {week + 1}: {float(hit[of_week].float().mean()):.4f} of {int(of_week.sum()):,} targets"
-                    )
         if options.json is not None:
             options.json.write_text(json.dumps(records, indent=1))
 
