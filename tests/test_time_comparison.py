@@ -13,7 +13,7 @@ from beamtree.data.times import DAY
 from beamtree.research.baselines import build, popularity
 from beamtree.research.baselines.tuned import HALF_LIFE, shuffle_items
 from beamtree.research.compare import Experiment, compare, markdown, records
-from beamtree.research.compare.rows import STRONG
+from beamtree.research.compare.rows import ROWS, STRONG
 
 START, DAYS, CHANGES = 1_600_000_000, 320, 40
 ITEMS = 60
@@ -116,3 +116,26 @@ def test_the_half_life_of_a_setting_is_that_of_the_events():
     assert log.aged({}) is log
     heavy = shuffle_items(replace(events, weights=torch.tensor([4.0, -1.0, 1.0])), 3).aged({HALF_LIFE: 10.0})
     assert (heavy.events.weights / heavy.events.weights[2]).tolist() == pytest.approx([1 / 2, -1 / 4, 1])
+
+
+def test_rows_read_histories_as_long_as_they_can(tmp_path):
+    draw = np.random.default_rng(0)
+    rows = [(f"u{user}", f"i{draw.integers(40)}", START + 3600 * time) for user in range(60) for time in range(200)]
+    bt.prepare(pl.DataFrame(rows, schema=["user", "item", "time"], orient="row"), tmp_path / "data", test_users=10)
+    data, widths = bt.load_data(tmp_path / "data"), set()
+
+    def watched(name, row, experiment, on_message):
+        made = ROWS["item-cf"].make("item-cf", row, experiment, on_message)
+
+        def find(x, exclude):
+            widths.add(x.shape[1])
+            return made.retrieve(x, exclude)
+
+        return made._replace(retrieve=find)
+
+    experiment = Experiment(data, bt.cluster_tree(data), tmp_path / "out", m=(5,), test_beam=40)
+    extra = {"watched": replace(ROWS["item-cf"], make=watched)}
+    ours = compare(experiment, ["watched", "beamtree-start"], extra)[1]
+    assert widths == {128}
+    model = bt.load_model(tmp_path / "out" / "beamtree-start")
+    assert dict(ours.evaluation) == dict(bt.evaluate(model, data.test, m=5, beam_size=40))

@@ -72,9 +72,9 @@ def popularity(events: Events, num_items: int, val: BeforeAfter | None = None) -
             rows[days] = Popularity(counts, f"{days} days")
     x, y = val.batch(torch.arange(min(tuned.USERS, len(val))))
     trials = list[tuned.Trial]()
-    for days, row in rows.items():
+    for window, row in rows.items():
         hit, relevant = hits(row.retrieve(x, max(tuned.CUTS))[0], y), num_relevant(y)
-        trials.append(({"days": days}, torch.stack([recall(hit, relevant, m).mean() for m in tuned.CUTS])))
+        trials.append(({"days": window}, torch.stack([recall(hit, relevant, m).mean() for m in tuned.CUTS])))
     return rows[tuned.best_settings(trials)["days"]]
 
 
