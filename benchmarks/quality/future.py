@@ -2,16 +2,16 @@
 
     python benchmarks/quality/future.py prepare games.parquet out/games
     python benchmarks/quality/future.py measure out/games --rows ours,popularity,ease,ials,rules --json games.json
-    python benchmarks/quality/future.py weeks games.parquet --weeks 8 --every 1 --json weeks.json
+    python benchmarks/quality/future.py weeks games.parquet --weeks 8 --every 1 7 --json weeks.json
 
 The log is cut at nine tenths of its events. Every row is fitted to all events before the cut, with settings chosen at
 an earlier cut of these, and recommends to users who have events on both sides. What counts is recall and NDCG at 20 of
 up to ten items that a user takes next, at the time of the first of them. EASE, iALS and rules have a half-life: an
 event of age a counts 2^(-a / h); popularity has a window. `--model RUN` measures a saved run instead of fitting one.
 
-`weeks` shows how a model ages. It is fitted before the cut. A copy is renewed every so many days with the events of
-these days, and both recommend to the users of the next days, with all that these users did before. Recall at 20 of up
-to ten items that a user takes in these days is printed week by week.
+`weeks` shows how a model ages. It is fitted before the cut, and copies are renewed every so many days with the events
+of these days. Day by day all of them recommend to the users of that day, with all that these users did before. Recall
+at 20 of up to ten items that a user takes on that day is printed week by week.
 
 The first command and the last need Polars. The second reads prepared data and works where only PyTorch, NumPy, SciPy
 and Numba are.
@@ -39,6 +39,7 @@ from beamtree.data import BeforeAfter, Events, Prepared, load_data
 from beamtree.data.inputs import WHOLE_HISTORY
 from beamtree.data.views import recency
 from beamtree.metrics import bootstrap
+from beamtree.research.baselines.tuned import HALF_LIVES
 from beamtree.scorers import with_inputs
 from beamtree.scorers.factors import fold_in, newest_of_each
 from beamtree.tree import PAD
@@ -48,7 +49,7 @@ USERS, COMING, M, BATCH = 4000, 10, 20, 64
 DENSE = 10_000  # items up to which EASE is solved exactly
 PARTNERS = 200  # of an item beyond that
 DAY = 86_400
-HALF_LIVES = (None, 1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32)  # of the length of the log
+AGEING = (None, *HALF_LIVES)  # half-lives as shares of the length of the log
 WINDOWS = (30, 7, 90, 365, None)  # days
 STRENGTHS = ((0.015, 0.01), (0.005, 0.003), (0.03, 0.01), (0.015, 0.1))  # λ and α₀
 Find = Callable[[Tensor], Tensor]  # histories x [B, T], newest first -> the M best items [B, M]
@@ -217,9 +218,9 @@ def history(x: Tensor, power: float | None, num_items: int, decay: float = 1.0) 
 # What is tried, one option after another, from the first value of each
 GRIDS: dict[str, tuple[Callable[..., Score], dict[str, tuple[Any, ...]]]] = {
     "popularity": (recent_popularity, {"window": WINDOWS}),
-    "ease": (ease, {"recency": (0.3, 0.0, 0.6), "penalty": (300.0, 30.0, 100.0, 1000.0), "half_life": HALF_LIVES}),
-    "ials": (ials, {"recency": (0.3, 0.0, 0.6, 1.0), "strengths": STRENGTHS, "half_life": HALF_LIVES}),
-    "rules": (rules, {"decay": (0.8, 0.6, 0.9), "half_life": HALF_LIVES}),
+    "ease": (ease, {"recency": (0.3, 0.0, 0.6), "penalty": (300.0, 30.0, 100.0, 1000.0), "half_life": AGEING}),
+    "ials": (ials, {"recency": (0.3, 0.0, 0.6, 1.0), "strengths": STRENGTHS, "half_life": AGEING}),
+    "rules": (rules, {"decay": (0.8, 0.6, 0.9), "half_life": AGEING}),
 }
 
 
@@ -267,8 +268,8 @@ def fit_ours(folder: Path, device: str, seed: int, minutes: float | None) -> tup
     return shop.model, time.perf_counter() - began
 
 
-def weeks(log: Path, count: int, every: int, sequence: bool, seed: int, out: Path | None) -> None:
-    """Measure a model that stays as it was fitted before the cut beside one that is renewed every so many days."""
+def weeks(log: Path, count: int, every: list[int], sequence: bool, seed: int, out: Path | None) -> None:
+    """Measure a model that stays as it was fitted before the cut beside copies that are renewed every so many days."""
     import polars as pl
 
     from beamtree.live import renew
@@ -276,40 +277,56 @@ def weeks(log: Path, count: int, every: int, sequence: bool, seed: int, out: Pat
 
     frame = pl.read_parquet(log).select("user", "item", "timestamp").sort("timestamp", maintain_order=True)
     cut, moment = frame["timestamp"][int(SHARE * len(frame))], pl.col("timestamp")
-    recalls: dict[str, list[Tensor]] = {"fitted": [], "renewed": []}
     records: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
-        run, began = Path(folder) / "run", time.perf_counter()
-        shop = bt.Recommender(seed=seed, sequence=None if sequence else False)
-        shop.fit(frame.filter(moment < cut), verbose=False).save(run)
+        began, shop = time.perf_counter(), bt.Recommender(seed=seed, sequence=None if sequence else False)
+        shop.fit(frame.filter(moment < cut), verbose=False)
         print(f"fit {time.perf_counter() - began:.0f} s", flush=True)
-        models = {"fitted": bt.Recommender.load(run).model}
-        for start in range(cut, cut + count * 7 * DAY, every * DAY):
-            today = frame.filter(moment.is_between(start, start + every * DAY - 1))
-            renewed = bt.Recommender.load(run)
-            models["renewed"] = renewed.model
-            users = users_of(frame.filter(moment < start), today, renewed.data)
-            for name, model in models.items():
-                found = bt.evaluate(model, known_to(model, users), m=M, metrics="recall")
-                recalls[name].append(found.per_user[:, 0, 0])
-            report = renew(run, today, verbose=False)
-            record: dict[str, Any] = {"day": (start - cut) // DAY, "users": len(users), "events": report.events}
-            record |= {name: float(each[-1].mean()) for name, each in recalls.items()}
-            records.append({**record, "saved": report.saved, "seconds": report.seconds})
-            print(json.dumps(records[-1]), flush=True)
-            if out is not None:
-                out.write_text(json.dumps({"log": log.stem, "every": every, "renewals": records}, indent=1) + "\n")
-    week = torch.cat([torch.full((each["users"],), each["day"] // 7) for each in records])
-    values = {name: torch.cat(each) for name, each in recalls.items()}
-    summary = []
-    for chosen, title in [*((week == each, f"week {each + 1}") for each in range(count)), (week >= 0, "all weeks")]:
-        means = {name: float(each[chosen].mean()) for name, each in values.items()}
-        low, high = bootstrap((values["renewed"] - values["fitted"])[chosen].unsqueeze(1))
-        summary.append({"when": title, "users": int(chosen.sum()), **means, "low": float(low), "high": float(high)})
-        print(json.dumps(summary[-1]), flush=True)
-    if out is not None:
-        whole = {"log": log.stem, "every": every, "sequence": sequence, "weeks": summary, "renewals": records}
-        out.write_text(json.dumps(whole, indent=1) + "\n")
+        runs = {days: Path(folder) / str(days) for days in every}
+        models = {0: shop.model} | dict.fromkeys(every, shop.model)  # 0: never renewed
+        data = {0: shop.data} | dict.fromkeys(every, shop.data)
+        for run in runs.values():
+            shop.save(run)
+        for day in range(count * 7):
+            start = cut + day * DAY
+            for days, run in runs.items():
+                if day and not day % days:
+                    log_since = frame.filter(moment.is_between(start - days * DAY, start - 1))
+                    report = renew(run, log_since, verbose=False)
+                    print(f"day {day}: {report.result} in {report.seconds:.0f} s, {report.events} events", flush=True)
+                    renewed = bt.Recommender.load(run)
+                    models[days], data[days] = renewed.model, renewed.data
+            today = frame.filter(moment.is_between(start, start + DAY - 1))
+            for days, model in models.items():
+                users = known_to(model, users_of(frame.filter(moment < start), today, data[days]))
+                found = bt.evaluate(model, users, m=M, metrics="recall").per_user[:, 0, 0]
+                records.append({"day": day, "every": days, "recalls": found.tolist()})
+            if day % 7 == 6:
+                summary = [of_weeks(records, days, each) for each in (*range(day // 7 + 1), None) for days in models]
+                for each in summary[-2 * len(models) :]:
+                    print(json.dumps(each), flush=True)
+                if out is not None:
+                    whole = {"log": log.stem, "sequence": sequence, "weeks": summary}
+                    out.write_text(json.dumps(whole, indent=1) + "\n")
+
+
+def of_weeks(records: list[dict[str, Any]], every: int, week: int | None) -> dict[str, Any]:
+    """Recall of a model in a week, or in all, and the 95 % interval of what it finds more than the one of the start."""
+    own, first = (
+        torch.tensor(
+            [
+                value
+                for each in records
+                if each["every"] == days and week in (None, each["day"] // 7)
+                for value in each["recalls"]
+            ]
+        )
+        for days in (every, 0)
+    )
+    low, high = bootstrap((own - first).unsqueeze(1))
+    name = "all" if week is None else week + 1
+    recalls = {"recall": float(own.mean()), "low": float(low), "high": float(high)}
+    return {"week": name, "every": every, "requests": len(own), **recalls}
 
 
 def users_of(past: Any, today: Any, data: Prepared) -> BeforeAfter:
@@ -347,7 +364,7 @@ def main() -> None:
     third = commands.add_parser("weeks")
     third.add_argument("log", type=Path)
     third.add_argument("--weeks", type=int, default=8)
-    third.add_argument("--every", type=int, default=7, help="days between renewals")
+    third.add_argument("--every", type=int, nargs="+", default=[1, 7], help="days between the renewals of each copy")
     third.add_argument("--sequence", action="store_true", help="with a sequence part, which renewals do not train")
     third.add_argument("--seed", type=int, default=0)
     third.add_argument("--json", type=Path)

@@ -55,7 +55,10 @@ class Popularity:
 
 
 def popularity(events: Events, num_items: int, val: BeforeAfter | None = None) -> Popularity:
-    """Count the events of the training users, where there is a clock in the window that suits validation users best."""
+    """Count the events of the training users.
+
+    Where the log has a clock, those of the newest days count, as many as validation users find the most with.
+    """
     from beamtree.research.baselines import tuned
 
     whole, span = events.popularity(num_items), events.span_of_time()
