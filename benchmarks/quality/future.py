@@ -21,7 +21,8 @@ import argparse
 import json
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -277,7 +278,7 @@ def weeks(log: Path, count: int, every: list[int], sequence: bool, seed: int, ou
 
     frame = pl.read_parquet(log).select("user", "item", "timestamp").sort("timestamp", maintain_order=True)
     cut, moment = frame["timestamp"][int(SHARE * len(frame))], pl.col("timestamp")
-    records: list[dict[str, Any]] = []
+    recalls = defaultdict[tuple[int, int], list[float]](list)  # of requests, by days between renewals and week
     with tempfile.TemporaryDirectory() as folder:
         began, shop = time.perf_counter(), bt.Recommender(seed=seed, sequence=None if sequence else False)
         shop.fit(frame.filter(moment < cut), verbose=False)
@@ -291,8 +292,9 @@ def weeks(log: Path, count: int, every: list[int], sequence: bool, seed: int, ou
             start = cut + day * DAY
             for days, run in runs.items():
                 if day and not day % days:
-                    log_since = frame.filter(moment.is_between(start - days * DAY, start - 1))
-                    report = renew(run, log_since, verbose=False)
+                    # A week more: what was not saved the last time gets in, and events count once.
+                    recent = frame.filter(moment.is_between(start - (days + 7) * DAY, start - 1))
+                    report = renew(run, recent, verbose=False)
                     print(f"day {day}: {report.result} in {report.seconds:.0f} s, {report.events} events", flush=True)
                     renewed = bt.Recommender.load(run)
                     models[days], data[days] = renewed.model, renewed.data
@@ -300,9 +302,12 @@ def weeks(log: Path, count: int, every: list[int], sequence: bool, seed: int, ou
             for days, model in models.items():
                 users = known_to(model, users_of(frame.filter(moment < start), today, data[days]))
                 found = bt.evaluate(model, users, m=M, metrics="recall").per_user[:, 0, 0]
-                records.append({"day": day, "every": days, "recalls": found.tolist()})
+                recalls[days, day // 7] += found.tolist()
             if day % 7 == 6:
-                summary = [of_weeks(records, days, each) for each in (*range(day // 7 + 1), None) for days in models]
+                done = range(day // 7 + 1)
+                summary = [
+                    of_weeks(recalls, days, each) for each in (*([week] for week in done), done) for days in models
+                ]
                 for each in summary[-2 * len(models) :]:
                     print(json.dumps(each), flush=True)
                 if out is not None:
@@ -310,23 +315,12 @@ def weeks(log: Path, count: int, every: list[int], sequence: bool, seed: int, ou
                     out.write_text(json.dumps(whole, indent=1) + "\n")
 
 
-def of_weeks(records: list[dict[str, Any]], every: int, week: int | None) -> dict[str, Any]:
-    """Recall of a model in a week, or in all, and the 95 % interval of what it finds more than the one of the start."""
-    own, first = (
-        torch.tensor(
-            [
-                value
-                for each in records
-                if each["every"] == days and week in (None, each["day"] // 7)
-                for value in each["recalls"]
-            ]
-        )
-        for days in (every, 0)
-    )
+def of_weeks(recalls: dict[tuple[int, int], list[float]], every: int, weeks: Sequence[int]) -> dict[str, Any]:
+    """Recall of a model in some weeks, and the 95 % interval of what it finds more than the one of the start."""
+    own, first = (torch.tensor([value for week in weeks for value in recalls[days, week]]) for days in (every, 0))
     low, high = bootstrap((own - first).unsqueeze(1))
-    name = "all" if week is None else week + 1
-    recalls = {"recall": float(own.mean()), "low": float(low), "high": float(high)}
-    return {"week": name, "every": every, "requests": len(own), **recalls}
+    numbers = {"recall": float(own.mean()), "low": float(low), "high": float(high)}
+    return {"weeks": [week + 1 for week in weeks], "every": every, "requests": len(own), **numbers}
 
 
 def users_of(past: Any, today: Any, data: Prepared) -> BeforeAfter:
