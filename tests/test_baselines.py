@@ -1,6 +1,7 @@
 """The rows to beat, against their plain definitions."""
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -72,6 +73,10 @@ def test_cosine_you_can_do_in_your_head():
     assert scores[0, :2].tolist() == pytest.approx([1, 1 / math.sqrt(3)])
     assert items[1, 0] == 0
     assert scores[1].tolist() == pytest.approx([1, 1 / math.sqrt(3), 1 / math.sqrt(3)])  # a repeat counts once
+    weighted = replace(events, weights=torch.tensor([1.0, 2.0, 1.0, 1.0, -1.0]))  # the lengths: √3, 2 and 1
+    assert item_cf(weighted, 4).retrieve(torch.tensor([[1]]), 2)[1][0].tolist() == pytest.approx([1, 1 / math.sqrt(3)])
+    heavy = replace(events, weights=torch.tensor([2.0, 1.0, 1.0, 1.0, -1.0]))
+    assert item_cf(heavy, 4).retrieve(torch.tensor([[1]]), 2)[1][0].tolist() == pytest.approx([1, 2 / math.sqrt(6)])
 
 
 def test_equal_items_do_not_come_by_number():
@@ -107,10 +112,11 @@ def test_every_row_answers_in_the_same_way(row):
 
 def test_every_row_is_built_by_its_name():
     events, x = random_events(3), random_histories(3)
-    for name, row in zip(("popularity", "item-cf", "item-cf-nearest", "als"), ROWS, strict=True):
+    names = ("popularity", "item-cf", "item-cf-nearest", "als")
+    for name, row in zip(names, ROWS, strict=True):
         for ours, theirs in zip(build(name, events, M).retrieve(x, 10), row(events, M).retrieve(x, 10), strict=True):
             assert torch.equal(ours, theirs)
-    assert len(FIXED) == len(ROWS)
+    assert {*FIXED, "popularity"} == set(names)
 
 
 @pytest.mark.parametrize("row", ROWS)

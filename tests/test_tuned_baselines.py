@@ -2,6 +2,7 @@
 
 import math
 from collections import defaultdict
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -43,12 +44,26 @@ def lists_of(events):
     return [events.items[a:b].tolist() for a, b in pairwise(events.offsets.tolist())]
 
 
+def weighted(events):
+    """The same events with random weights, some of which are not to be predicted."""
+    weights = torch.randn(len(events.items), generator=torch.Generator().manual_seed(0))
+    return replace(events, weights=weights + 0.1 * weights.sign())
+
+
 def incidence(events):
-    """Which user has which item, dense."""
+    """The highest weight of the events of each user and item, dense."""
     matrix = np.zeros((len(events), M))
-    for user, items in enumerate(lists_of(events)):
-        matrix[user, items] = 1
+    for user, (start, stop) in enumerate(pairwise(events.offsets.tolist())):
+        for event in range(start, stop):
+            weight = 1 if events.weights is None else abs(float(events.weights[event]))
+            matrix[user, events.items[event]] = max(weight, matrix[user, events.items[event]])
     return matrix
+
+
+@pytest.mark.parametrize("weigh", [lambda events: events, weighted], ids=["plain", "weighted"])
+def test_the_matrix_of_users_and_items_has_the_highest_weights(weigh):
+    events = weigh(random_events(0))
+    np.testing.assert_allclose(user_items(events, M).toarray(), incidence(events), rtol=1e-6)
 
 
 def history_of(row, power):
@@ -83,8 +98,8 @@ def assert_scores(peer, x, expected):
 
 
 def plain_ease(events, penalty):
-    """B = 1 - P / diag(P), as in the paper."""
-    x = incidence(events)
+    """B = 1 - P / diag(P), as in the paper; events count by their weights."""
+    x = np.sqrt(incidence(events))
     inverse = np.linalg.inv(x.T @ x + penalty * np.eye(M))
     weights = -inverse / np.diag(inverse)
     np.fill_diagonal(weights, 0)
@@ -93,17 +108,18 @@ def plain_ease(events, penalty):
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("users", [12, 90])  # fewer than items: solved for over users
-def test_ease_is_its_definition_over_items_and_over_users(seed, users, monkeypatch):
+@pytest.mark.parametrize("weigh", [lambda events: events, weighted], ids=["plain", "weighted"])
+def test_ease_is_its_definition_over_items_and_over_users(seed, users, weigh, monkeypatch):
     monkeypatch.setattr(ease, "DEFAULTS", {"penalty": 3.0, "recency": 0.3, "repeats": 0.2})
-    events, x = random_events(seed, users), random_histories(seed)
+    events, x = weigh(random_events(seed, users)), random_histories(seed)
     histories = np.stack([history_of(row, 0.3) for row in x.tolist()])
     expected = histories @ plain_ease(events, 3.0) + 0.2 * histories
     assert_scores(ease.ease(events, M), x, expected)
 
 
 def test_ease_over_items_over_users_and_in_one_block_are_the_same():
-    log = shuffle_items(random_events(1), M)
-    matrix = user_items(log.events, M)
+    log = shuffle_items(weighted(random_events(1)), M)
+    matrix = user_items(log.events, M).sqrt()
     history = history_weights(drop_repeats(random_histories(1)), recency(0.6, 5), M)
     ways = [
         ease.ItemWeights(ease.gram_matrix(matrix.T.tocsr()), 10.0),
@@ -128,25 +144,26 @@ def test_the_order_for_blocks_puts_alike_items_side_by_side():
 
 def plain_knn(events, row, neighbours, popular):
     """The similarities of the nearest users that have each item, over the sum of all, over users^popular."""
-    history, baskets = set(row) - {PAD}, [set(items) for items in lists_of(events)]
-    cosines = [len(history & basket) / math.sqrt(max(1, len(history)) * len(basket)) for basket in baskets]
+    history, baskets = sorted(set(row) - {PAD}), incidence(events)
+    cosines = baskets[:, history].sum(1) / np.linalg.norm(baskets, axis=1) / math.sqrt(max(1, len(history)))
     nearest = sorted(range(len(baskets)), key=lambda user: -cosines[user])[:neighbours]
     total = sum(cosines[user] for user in nearest) or 1
     scores = np.zeros(M)
     for user in nearest:
-        for item in baskets[user]:
-            scores[item] += cosines[user] / total / sum(item in basket for basket in baskets) ** popular
+        for item in np.flatnonzero(baskets[user]):
+            scores[item] += baskets[user, item] * cosines[user] / total / (baskets[:, item] > 0).sum() ** popular
     return scores
 
 
 @pytest.mark.parametrize("popular", [0.0, 0.4])
 @pytest.mark.parametrize("seed", range(3))
-def test_user_knn_is_a_double_loop(seed, popular, monkeypatch):
+@pytest.mark.parametrize("weigh", [lambda events: events, weighted], ids=["plain", "weighted"])
+def test_user_knn_is_a_double_loop(seed, popular, weigh, monkeypatch):
     # All users, so that which of equally near ones is the last does not matter; the nearest one alone is below.
     monkeypatch.setattr(
         neighbours, "KNN_DEFAULTS", {"neighbours": 40.0, "popular": popular, "recency": 0.0, "repeats": 0.0}
     )
-    events, x = random_events(seed), random_histories(seed)
+    events, x = weigh(random_events(seed)), random_histories(seed)
     expected = [plain_knn(events, row, 40, popular) for row in x.tolist()]
     assert_scores(neighbours.user_knn(events, M), x, expected)
 
@@ -162,12 +179,13 @@ def plain_rules(events, row, backward, decay):
     """A dictionary of pairs within ten events."""
     pairs = defaultdict(float)
     popularity = defaultdict(int)
-    for items in lists_of(events):
+    weights = torch.ones(len(events.items)) if events.weights is None else events.weights.abs()
+    for items, worth in zip(lists_of(events), weights.split(events.counts().tolist()), strict=True):
         for place, first in enumerate(items):
             popularity[first] += 1
             for gap, second in enumerate(items[place + 1 : place + 11], 1):
-                pairs[first, second] += 1 / gap
-                pairs[second, first] += backward / gap
+                pairs[first, second] += float(worth[place + gap]) / gap
+                pairs[second, first] += float(worth[place]) * backward / gap
     scores = np.zeros(M)
     for t, item in enumerate(row):
         for (first, second), weight in pairs.items():
@@ -177,9 +195,10 @@ def plain_rules(events, row, backward, decay):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_rules_are_a_dictionary_of_pairs(seed, monkeypatch):
+@pytest.mark.parametrize("weigh", [lambda events: events, weighted], ids=["plain", "weighted"])
+def test_rules_are_a_dictionary_of_pairs(seed, weigh, monkeypatch):
     monkeypatch.setattr(neighbours, "RULES_DEFAULTS", {"backward": 0.6, "decay": 0.9, "recency": 0.0, "repeats": 0.0})
-    events, x = random_events(seed), random_histories(seed)
+    events, x = weigh(random_events(seed)), random_histories(seed)
     expected = [plain_rules(events, row, 0.6, 0.9) for row in x.tolist()]
     assert_scores(neighbours.rules(events, M), x, expected)
 

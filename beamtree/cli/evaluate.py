@@ -1,6 +1,7 @@
 """`beamtree evaluate`: how well a run finds what users chose next."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,6 +11,7 @@ from rich.table import Table
 from beamtree.cli import options
 from beamtree.cli.console import note, percent, print_table, progress, write
 from beamtree.data import BeforeAfter, Prepared
+from beamtree.data.inputs import WHOLE_HISTORY
 from beamtree.errors import lookup
 from beamtree.evaluate import (
     ALL_METRICS,
@@ -136,7 +138,8 @@ def evaluate_run(
             baseline = build(row, prepared.train.events, prepared.num_items, prepared.val)
             find = leaving_out(baseline.retrieve, max(cuts))
             for setting, measured in results.items():
-                measured[row] = measure(find, users[setting], exclude_seen=setting, facts=facts, batch_size=1000, **how)
+                read = replace(users[setting], history=WHOLE_HISTORY)
+                measured[row] = measure(find, read, exclude_seen=setting, facts=facts, batch_size=1000, **how)
     shown = strongest_first(results, rows)
     cautions = dict.fromkeys(
         caution for each in shown for caution in warnings_about(results[each][ours], users[each], fitted)

@@ -101,7 +101,8 @@ def plot_comparison(results: Sequence[Result], path: Path) -> None:
     The two settings are below each other, in the order of `by_setting`.
     """
     metric, settings = main_metric(results[0].metrics), by_setting(results)
-    rows, cuts = [f"{each.row} †" if each.kept_the_start else each.row for each in results], results[0].m
+    rows = [f"{each.row} †" if each.kept_the_start else each.label or each.row for each in results]
+    cuts = results[0].m
     size = 3.4 * len(cuts), (0.34 * len(rows) + 1.5) * len(settings) + 0.7
     figure, axes = plt.subplots(len(settings), len(cuts), figsize=size, squeeze=False)
     for line, setting in zip(axes, settings, strict=True):

@@ -2,20 +2,27 @@
 
     python benchmarks/quality/future.py prepare games.parquet out/games
     python benchmarks/quality/future.py measure out/games --rows ours,popularity,ease,ials,rules --json games.json
+    python benchmarks/quality/future.py weeks games.parquet --weeks 8 --every 1 7 --json weeks.json
 
 The log is cut at nine tenths of its events. Every row is fitted to all events before the cut, with settings chosen at
 an earlier cut of these, and recommends to users who have events on both sides. What counts is recall and NDCG at 20 of
 up to ten items that a user takes next, at the time of the first of them. EASE, iALS and rules have a half-life: an
-event of age a counts 2^(-a / h); popularity has a window. `--model RUN` measures a saved run instead of fitting one,
-and `--weeks` prints recall by week after the cut.
+event of age a counts 2^(-a / h); popularity has a window. `--model RUN` measures a saved run instead of fitting one.
 
-The first command needs Polars. The second reads prepared data and works where only PyTorch, NumPy, SciPy and Numba are.
+`weeks` shows how a model ages. It is fitted before the cut, and copies are renewed every so many days with the events
+of these days. Day by day all of them recommend to the users of that day, with all that these users did before. Recall
+at 20 of up to ten items that a user takes on that day is printed week by week.
+
+The first command and the last need Polars. The second reads prepared data and works where only PyTorch, NumPy, SciPy
+and Numba are.
 """
 
 import argparse
 import json
+import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,6 +39,8 @@ from beamtree.closed_form.transitions import next_partners
 from beamtree.data import BeforeAfter, Events, Prepared, load_data
 from beamtree.data.inputs import WHOLE_HISTORY
 from beamtree.data.views import recency
+from beamtree.metrics import bootstrap
+from beamtree.research.baselines.tuned import HALF_LIVES
 from beamtree.scorers import with_inputs
 from beamtree.scorers.factors import fold_in, newest_of_each
 from beamtree.tree import PAD
@@ -41,7 +50,7 @@ USERS, COMING, M, BATCH = 4000, 10, 20, 64
 DENSE = 10_000  # items up to which EASE is solved exactly
 PARTNERS = 200  # of an item beyond that
 DAY = 86_400
-HALF_LIVES = (None, 1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32)  # of the length of the log
+AGEING = (None, *HALF_LIVES)  # half-lives as shares of the length of the log
 WINDOWS = (30, 7, 90, 365, None)  # days
 STRENGTHS = ((0.015, 0.01), (0.005, 0.003), (0.03, 0.01), (0.015, 0.1))  # λ and α₀
 Find = Callable[[Tensor], Tensor]  # histories x [B, T], newest first -> the M best items [B, M]
@@ -53,7 +62,6 @@ class Users(NamedTuple):
 
     view: BeforeAfter
     targets: Tensor  # [U, COMING], PAD where fewer; items that the log before the cut does not have are numbers beyond
-    week: Tensor  # of each target, after the cut
 
 
 def prepare(log: Path, out: Path, seed: int) -> None:
@@ -90,7 +98,7 @@ def prepare(log: Path, out: Path, seed: int) -> None:
         times += [moment for _, moment in rows]
         lengths.append(len(rows))
         cuts.append(len(history))
-    np.savez(out / "users.npz", items=items, times=times, lengths=lengths, cuts=cuts, cut=int(cut))
+    np.savez(out / "users.npz", items=items, times=times, lengths=lengths, cuts=cuts)
     print(f"{log.stem}: {len(before):,} events before the cut, {len(users):,} users")
 
 
@@ -107,9 +115,7 @@ def read_users(folder: Path) -> Users:
     view = BeforeAfter(events, torch.from_numpy(arrays["cuts"]), history=WHOLE_HISTORY)
     index = view.target_index(torch.arange(len(view)))
     targets = events.items[index.clamp(min=0)].masked_fill(index == PAD, PAD)
-    assert events.times is not None
-    week = (events.times[index.clamp(min=0)] - int(arrays["cut"])) // (7 * DAY)
-    return Users(view, targets, week)
+    return Users(view, targets)
 
 
 def quality(found: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -213,9 +219,9 @@ def history(x: Tensor, power: float | None, num_items: int, decay: float = 1.0) 
 # What is tried, one option after another, from the first value of each
 GRIDS: dict[str, tuple[Callable[..., Score], dict[str, tuple[Any, ...]]]] = {
     "popularity": (recent_popularity, {"window": WINDOWS}),
-    "ease": (ease, {"recency": (0.3, 0.0, 0.6), "penalty": (300.0, 30.0, 100.0, 1000.0), "half_life": HALF_LIVES}),
-    "ials": (ials, {"recency": (0.3, 0.0, 0.6, 1.0), "strengths": STRENGTHS, "half_life": HALF_LIVES}),
-    "rules": (rules, {"decay": (0.8, 0.6, 0.9), "half_life": HALF_LIVES}),
+    "ease": (ease, {"recency": (0.3, 0.0, 0.6), "penalty": (300.0, 30.0, 100.0, 1000.0), "half_life": AGEING}),
+    "ials": (ials, {"recency": (0.3, 0.0, 0.6, 1.0), "strengths": STRENGTHS, "half_life": AGEING}),
+    "rules": (rules, {"decay": (0.8, 0.6, 0.9), "half_life": AGEING}),
 }
 
 
@@ -263,6 +269,77 @@ def fit_ours(folder: Path, device: str, seed: int, minutes: float | None) -> tup
     return shop.model, time.perf_counter() - began
 
 
+def weeks(log: Path, count: int, every: list[int], sequence: bool, seed: int, out: Path | None) -> None:
+    """Measure a model that stays as it was fitted before the cut beside copies that are renewed every so many days."""
+    import polars as pl
+
+    from beamtree.live import renew
+    from beamtree.live.renewal import known_to
+
+    frame = pl.read_parquet(log).select("user", "item", "timestamp").sort("timestamp", maintain_order=True)
+    cut, moment = frame["timestamp"][int(SHARE * len(frame))], pl.col("timestamp")
+    recalls = defaultdict[tuple[int, int], list[float]](list)  # of requests, by days between renewals and week
+    with tempfile.TemporaryDirectory() as folder:
+        began, shop = time.perf_counter(), bt.Recommender(seed=seed, sequence=None if sequence else False)
+        shop.fit(frame.filter(moment < cut), verbose=False)
+        print(f"fit {time.perf_counter() - began:.0f} s", flush=True)
+        runs = {days: Path(folder) / str(days) for days in every}
+        models = {0: shop.model} | dict.fromkeys(every, shop.model)  # 0: never renewed
+        data = {0: shop.data} | dict.fromkeys(every, shop.data)
+        for run in runs.values():
+            shop.save(run)
+        for day in range(count * 7):
+            start = cut + day * DAY
+            for days, run in runs.items():
+                if day and not day % days:
+                    # A week more: what was not saved the last time gets in, and events count once.
+                    recent = frame.filter(moment.is_between(start - (days + 7) * DAY, start - 1))
+                    report = renew(run, recent, verbose=False)
+                    print(f"day {day}: {report.result} in {report.seconds:.0f} s, {report.events} events", flush=True)
+                    renewed = bt.Recommender.load(run)
+                    models[days], data[days] = renewed.model, renewed.data
+            today = frame.filter(moment.is_between(start, start + DAY - 1))
+            for days, model in models.items():
+                users = known_to(model, users_of(frame.filter(moment < start), today, data[days]))
+                found = bt.evaluate(model, users, m=M, metrics="recall").per_user[:, 0, 0]
+                recalls[days, day // 7] += found.tolist()
+            if day % 7 == 6:
+                done = range(day // 7 + 1)
+                summary = [
+                    of_weeks(recalls, days, each) for each in (*([week] for week in done), done) for days in models
+                ]
+                for each in summary[-2 * len(models) :]:
+                    print(json.dumps(each), flush=True)
+                if out is not None:
+                    whole = {"log": log.stem, "sequence": sequence, "weeks": summary}
+                    out.write_text(json.dumps(whole, indent=1) + "\n")
+
+
+def of_weeks(recalls: dict[tuple[int, int], list[float]], every: int, weeks: Sequence[int]) -> dict[str, Any]:
+    """Recall of a model in some weeks, and the 95 % interval of what it finds more than the one of the start."""
+    own, first = (torch.tensor([value for week in weeks for value in recalls[days, week]]) for days in (every, 0))
+    low, high = bootstrap((own - first).unsqueeze(1))
+    numbers = {"recall": float(own.mean()), "low": float(low), "high": float(high)}
+    return {"weeks": [week + 1 for week in weeks], "every": every, "requests": len(own), **numbers}
+
+
+def users_of(past: Any, today: Any, data: Prepared) -> BeforeAfter:
+    """Users with events in the past and today: the past is history, up to COMING distinct items of today to be found.
+
+    Items that the data does not have get the numbers after its own.
+    """
+    import polars as pl
+
+    number = {name: index for index, name in enumerate(data.items.names)}
+    coming = today.unique(["user", "item"], keep="first", maintain_order=True).join(past, "user", how="semi")
+    coming = coming.sort("user", maintain_order=True).filter(pl.int_range(pl.len()).over("user") < COMING)
+    rows = pl.concat([past.join(coming, "user", how="semi"), coming]).sort("user", maintain_order=True)
+    items = torch.tensor([number.setdefault(str(item), len(number)) for item in rows["item"]])
+    counts, found = (part["user"].rle().struct.field("len").to_torch().long() for part in (rows, coming))
+    offsets, times = torch.nn.functional.pad(counts.cumsum(0), (1, 0)), rows["timestamp"].to_torch()
+    return BeforeAfter(Events(offsets, items, "users of these days", times=times, clock=1), counts - found)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -277,11 +354,20 @@ def main() -> None:
     second.add_argument("--device", default="cpu")
     second.add_argument("--seed", type=int, default=0)
     second.add_argument("--minutes", type=float)
-    second.add_argument("--weeks", action="store_true")
     second.add_argument("--json", type=Path)
+    third = commands.add_parser("weeks")
+    third.add_argument("log", type=Path)
+    third.add_argument("--weeks", type=int, default=8)
+    third.add_argument("--every", type=int, nargs="+", default=[1, 7], help="days between the renewals of each copy")
+    third.add_argument("--sequence", action="store_true", help="with a sequence part, which renewals do not train")
+    third.add_argument("--seed", type=int, default=0)
+    third.add_argument("--json", type=Path)
     options = parser.parse_args()
     if options.command == "prepare":
         prepare(options.log, options.out, options.seed)
+        return
+    if options.command == "weeks":
+        weeks(options.log, options.weeks, options.every, options.sequence, options.seed, options.json)
         return
     users, data, records = read_users(options.folder), load_data(options.folder / "before"), []
     print(f"{options.folder.name}: {len(users.targets):,} users, recall@{M} and NDCG@{M} with 95 % intervals")
@@ -307,14 +393,6 @@ def main() -> None:
                 **about,
             }
         )
-        if options.weeks:
-            hit = (found.unsqueeze(1) == users.targets.unsqueeze(2)).any(2)
-            for week in range(int(users.week.max()) + 1):
-                of_week = (users.week == week) & (users.targets != PAD)
-                if int(of_week.sum()) >= 200:
-                    print(
-                        f"  week {week + 1}: {float(hit[of_week].float().mean()):.4f} of {int(of_week.sum()):,} targets"
-                    )
         if options.json is not None:
             options.json.write_text(json.dumps(records, indent=1))
 

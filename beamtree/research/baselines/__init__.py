@@ -9,8 +9,12 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from beamtree.data import BeforeAfter, Events
+from beamtree.data.times import DAY
 from beamtree.errors import requires
+from beamtree.metrics import hits, num_relevant, recall
 from beamtree.tree import PAD
+
+WINDOWS = (7, 30, 90, 365)  # days that popularity may be counted in, beside the whole log
 
 
 class Baseline(Protocol):
@@ -35,7 +39,9 @@ def pad_results(items: Tensor, scores: Tensor, m: int) -> tuple[Tensor, Tensor]:
 class Popularity:
     """The same items for everybody: those with the most events, on ties the lower number first."""
 
-    def __init__(self, counts: Tensor) -> None:
+    def __init__(self, counts: Tensor, label: str = "") -> None:
+        """`label` says in which days they were counted, where the log has a clock."""
+        self.label = label
         self._scores, self._items = counts.float().sort(descending=True, stable=True)  # [M]
 
     @property
@@ -48,20 +54,42 @@ class Popularity:
         return items.to(x.device).expand(len(x), m), scores.to(x.device).expand(len(x), m)
 
 
-def popularity(events: Events, num_items: int) -> Popularity:
-    """Count the events of the training users."""
-    return Popularity(events.popularity(num_items))
+def popularity(events: Events, num_items: int, val: BeforeAfter | None = None) -> Popularity:
+    """Count the events of the training users.
+
+    Where the log has a clock, they are those in the newest days: the window of the highest recall on validation users.
+    """
+    from beamtree.research.baselines import tuned
+
+    whole, span = events.popularity(num_items), events.span_of_time()
+    if not span or events.times is None:
+        return Popularity(whole)
+    items, times = events.item_numbers().cpu(), events.times[events.span()]
+    age = (times.max() - times) // (events.clock or 1)
+    rows = {0.0: Popularity(whole, "all days")}
+    if val is None or not len(val):
+        return rows[0.0]
+    for days in WINDOWS:
+        if days * DAY < span:
+            counts = torch.bincount(items[age < days * DAY], minlength=num_items)
+            rows[days] = Popularity(counts, f"{days} days")
+    x, y = val.batch(torch.arange(min(tuned.USERS, len(val))))
+    trials = list[tuned.Trial]()
+    for window, row in rows.items():
+        hit, relevant = hits(row.retrieve(x, max(tuned.CUTS))[0], y), num_relevant(y)
+        trials.append(({"days": window}, torch.stack([recall(hit, relevant, m).mean() for m in tuned.CUTS])))
+    return rows[tuned.best_settings(trials)["days"]]
 
 
 # Name -> module and function; the function takes events and the number of items.
 FIXED = {
     "item-cf": (".neighbours", "item_cf"),
     "item-cf-nearest": (".neighbours", "item_cf_nearest"),
-    "popularity": (__name__, "popularity"),
     "als": (".als", "als"),
 }
 # The same for baselines that also take validation users, to choose their settings.
 TUNED = {
+    "popularity": (__name__, "popularity"),
     "ease": (".ease", "ease"),
     "ials": (".als", "ials"),
     "user-knn": (".neighbours", "user_knn"),

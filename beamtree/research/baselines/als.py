@@ -67,7 +67,7 @@ def als(events: Events, num_items: int) -> ALS:
 def ials(events: Events, num_items: int, val: BeforeAfter | None = None) -> TunedBaseline:
     """Factorise which training users have which items, with the settings of the highest recall on validation users.
 
-    λ and α₀ are chosen with short vectors, p and w again with the final ones.
+    λ, α₀ and the half-life are chosen with short vectors, p and w again with the final ones.
     """
     log = tuned.shuffle_items(events, num_items, val)
     settings = DEFAULTS
@@ -81,7 +81,10 @@ def ials(events: Events, num_items: int, val: BeforeAfter | None = None) -> Tune
             return max(float(recalls.mean()) for _, recalls in found)
 
         choose_strengths(quality)
-        settings = tuned.best_settings(trials)
+        settings = tuned.settings_with_half_life(
+            log, trials, lambda aged, tried: _trials(aged, _factors(aged, tried, TRIAL_DIM), tried)
+        )
+        log = log.aged(settings)
     factors = _factors(log, settings, DIM)
     if len(log.x):
         settings = tuned.best_settings(_trials(log, factors, settings))

@@ -19,7 +19,7 @@ from beamtree.data.csr import CSR
 from beamtree.data.views import recency
 from beamtree.research.baselines import tuned
 from beamtree.research.baselines.sparse import history_weights, matrix_bytes, partner_matrix, user_items
-from beamtree.research.baselines.tuned import Score, ShuffledLog, Trial, TunedBaseline
+from beamtree.research.baselines.tuned import HALF_LIFE, Score, Settings, ShuffledLog, Trial, TunedBaseline
 
 # λ: PENALTIES of `closed_form.ridge`
 POWERS = (0.0, 0.3, 0.6)  # p: recency of the history
@@ -52,8 +52,8 @@ class UserWeights:
     def __init__(self, matrix: csr_matrix, gram: Tensor, penalty: float) -> None:
         self._items = matrix.T.tocsr()
         self._inverse = _inverse(gram, penalty)
-        users = CSR(torch.from_numpy(self._items.indptr).long(), torch.from_numpy(self._items.indices).long())
-        self._q = pair_sums(self._inverse, users)  # [M]
+        offsets, columns = (torch.from_numpy(part).long() for part in (self._items.indptr, self._items.indices))
+        self._q = pair_sums(self._inverse, CSR(offsets, columns, torch.from_numpy(self._items.data)))  # [M]
         self.num_bytes = int(self._inverse.nbytes + self._q.nbytes + 12 * matrix.nnz)
 
     def scores(self, history: csr_matrix) -> Tensor:
@@ -94,17 +94,21 @@ def _inverse(gram: Tensor, penalty: float) -> Tensor:
 
 
 def pair_sums(matrix: Tensor, lists: CSR) -> Tensor:
-    """The sum of a matrix over all pairs of each list's entries [n]."""
+    """The sum of a matrix over all pairs of each list's entries, times the values of both [n]."""
     sums = torch.zeros(len(lists))
-    for rows, entries, both in lists.pairs(PAIRS):
+    for rows, entries, _ in lists.pairs(PAIRS):
         block = matrix[entries.unsqueeze(2), entries.unsqueeze(1)]  # [b, width, width]
-        sums[rows] = block.mul_(both).sum((1, 2))
+        values = lists.padded_values(rows, entries.shape[1])
+        sums[rows] = block.mul_(values.unsqueeze(2)).mul_(values.unsqueeze(1)).sum((1, 2))
     return sums
 
 
 def solver(log: ShuffledLog, largest: int = LARGEST) -> Callable[[float], EaseWeights]:
-    """A function from λ to weights, by the method that fits the size of the log."""
-    matrix = user_items(log.events, log.num_items)
+    """A function from λ to weights, by the method that fits the size of the log.
+
+    Where events have weights, X has their square roots.
+    """
+    matrix = user_items(log.events, log.num_items).sqrt()
     if min(matrix.shape) <= largest:
         if matrix.shape[0] < log.num_items:
             over_users = gram_matrix(matrix)
@@ -135,7 +139,7 @@ def order_by_similarity(vectors: Tensor) -> Tensor:
 
 
 def ease(events: Events, num_items: int, val: BeforeAfter | None = None) -> TunedBaseline:
-    """EASE on training users, with the λ, p and w of the highest recall on validation users."""
+    """EASE on training users, with the λ, half-life, p and w of the highest recall on validation users."""
     log = tuned.shuffle_items(events, num_items, val)
     solve = solver(log)
     if not len(log.x):
@@ -143,12 +147,18 @@ def ease(events: Events, num_items: int, val: BeforeAfter | None = None) -> Tune
         return TunedBaseline(log, score_of(log, model, DEFAULTS["recency"]), DEFAULTS, model.num_bytes)
     trials, best_weights = list[Trial](), dict[float, EaseWeights]()
 
+    def try_histories(model: EaseWeights, settings: Settings) -> list[Trial]:
+        """Every p and w with the same weights."""
+        return [
+            trial
+            for power in POWERS
+            for trial in tuned.try_repeats(log, score_of(log, model, power), {**settings, "recency": power}, REPEATS)
+        ]
+
     def attempt(penalty: float) -> bool:
         """Whether this λ is the best so far, with its best p and w; if so, store its weights."""
         model = solve(penalty)
-        for power in POWERS:
-            settings = {"penalty": penalty, "recency": power}
-            trials.extend(tuned.try_repeats(log, score_of(log, model, power), settings, REPEATS))
+        trials.extend(try_histories(model, {"penalty": penalty}))
         if tuned.best_settings(trials)["penalty"] != penalty:
             return False
         best_weights.clear()
@@ -156,8 +166,13 @@ def ease(events: Events, num_items: int, val: BeforeAfter | None = None) -> Tune
         return True
 
     climb(PENALTIES, attempt)
-    best = tuned.best_settings(trials)
-    model = best_weights.get(best["penalty"]) or solve(best["penalty"])  # a later trial can bring an earlier λ back
+    best = tuned.settings_with_half_life(
+        log, trials, lambda aged, tried: try_histories(solver(aged)(tried["penalty"]), tried)
+    )
+    if best.get(HALF_LIFE):
+        model = solver(log.aged(best))(best["penalty"])
+    else:  # a later trial can bring an earlier λ back
+        model = best_weights.get(best["penalty"]) or solve(best["penalty"])
     return TunedBaseline(log, score_of(log, model, best["recency"]), best, model.num_bytes)
 
 

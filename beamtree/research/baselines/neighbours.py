@@ -15,7 +15,7 @@ from beamtree.research.baselines.sparse import (
     partner_matrix,
     user_items,
 )
-from beamtree.research.baselines.tuned import Score, ShuffledLog, Trial, TunedBaseline
+from beamtree.research.baselines.tuned import Score, Settings, ShuffledLog, Trial, TunedBaseline
 from beamtree.tree import PAD
 
 MAX_SCORES = 20_000_000  # that are in memory at once, if dense: 80 MB
@@ -83,17 +83,18 @@ def item_cf_nearest(events: Events, num_items: int, neighbours: int = 100) -> It
 def _normalised_columns(events: Events, num_items: int) -> csr_matrix:
     """Which users have which items [U, M], each column of length 1: products of columns are cosines."""
     matrix = user_items(events, num_items)
-    users = np.bincount(matrix.indices, minlength=num_items)  # [M]
-    matrix.data /= np.sqrt(users, dtype=np.float32)[matrix.indices]
+    squares = np.bincount(matrix.indices, matrix.data**2, minlength=num_items)  # [M]
+    matrix.data /= np.sqrt(squares).astype(np.float32)[matrix.indices]
     return matrix
 
 
 class UserKNN:
-    """Which training users have which items [U, M], and how many items each user has."""
+    """Which training users have which items [U, M], and how long each user's row is."""
 
     def __init__(self, matrix: csr_matrix) -> None:
         self._matrix, self._items = matrix, matrix.T.tocsr()
-        self._sizes = np.sqrt(np.diff(matrix.indptr).clip(1), dtype=np.float32)  # [U]
+        squares = np.asarray(matrix.multiply(matrix).sum(1)).squeeze(1)
+        self._sizes = np.sqrt(np.where(squares > 0, squares, 1)).astype(np.float32)  # [U]
         self._users = torch.from_numpy(np.diff(self._items.indptr)).clamp(min=1).float()  # [M]
         self.num_bytes = int(12 * matrix.nnz + self._sizes.nbytes + self._users.nbytes)
 
@@ -149,12 +150,19 @@ def rules(events: Events, num_items: int, val: BeforeAfter | None = None) -> Tun
     log = tuned.shuffle_items(events, num_items, val)
     settings = RULES_DEFAULTS
     if len(log.x):
-        trials: list[Trial] = []
-        for backward in RULES_BACKWARD:
-            pairs = rule_weights(log, backward)
-            for decay in RULES_DECAYS:
-                tried = {**RULES_DEFAULTS, "backward": backward, "decay": decay}
-                trials += tuned.try_repeats(log, rule_score(pairs, decay), tried, RULES_REPEATS)
-        settings = tuned.best_settings(trials)
-    pairs = rule_weights(log, settings["backward"])
+
+        def attempt(log: ShuffledLog, settings: Settings) -> list[Trial]:
+            """Every decay and w."""
+            pairs = rule_weights(log, settings["backward"])
+            return [
+                trial
+                for decay in RULES_DECAYS
+                for trial in tuned.try_repeats(
+                    log, rule_score(pairs, decay), {**settings, "decay": decay}, RULES_REPEATS
+                )
+            ]
+
+        trials = [trial for each in RULES_BACKWARD for trial in attempt(log, {**RULES_DEFAULTS, "backward": each})]
+        settings = tuned.settings_with_half_life(log, trials, attempt)
+    pairs = rule_weights(log.aged(settings), settings["backward"])
     return TunedBaseline(log, rule_score(pairs, settings["decay"]), settings, matrix_bytes(pairs))

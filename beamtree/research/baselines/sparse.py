@@ -7,13 +7,15 @@ from torch import Tensor
 
 from beamtree.data import Events
 from beamtree.data.csr import CSR
+from beamtree.data.factors import weighted_pairs
 from beamtree.tree import PAD
 
 
 def user_items(events: Events, num_items: int) -> csr_matrix:
-    """1 where a user has an item [U, M]."""
-    user = torch.repeat_interleave(events.counts().cpu())
-    return _binary(user, events.item_numbers().cpu(), (len(events), num_items))
+    """Where a user has an item, the highest weight of its events, 1 unless events have weights [U, M]."""
+    user, item, weight = weighted_pairs(events.to("cpu"), num_items)
+    values = torch.ones(len(user)) if weight is None else weight
+    return csr_matrix((values.numpy(), (user.numpy(), item.numpy())), (len(events), num_items))
 
 
 def history_items(x: Tensor, num_items: int) -> csr_matrix:
@@ -22,7 +24,10 @@ def history_items(x: Tensor, num_items: int) -> csr_matrix:
     if len(x) and int(x.max()) >= num_items:
         raise ValueError(f"item {int(x.max())} in a history: the log has items 0…{num_items - 1}")
     row, column = (x != PAD).nonzero(as_tuple=True)
-    return _binary(row, x[row, column], (len(x), num_items))
+    values = np.ones(len(row), np.float32)
+    matrix = csr_matrix((values, (row.numpy(), x[row, column].numpy())), (len(x), num_items))  # sums repeats
+    matrix.data[:] = 1
+    return matrix
 
 
 def history_weights(x: Tensor, weights: Tensor, num_items: int) -> csr_matrix:
@@ -42,10 +47,3 @@ def partner_matrix(partners: CSR) -> csr_matrix:
 def matrix_bytes(matrix: csr_matrix) -> int:
     """The memory that a sparse matrix takes."""
     return int(matrix.data.nbytes + matrix.indices.nbytes + matrix.indptr.nbytes)
-
-
-def _binary(row: Tensor, column: Tensor, shape: tuple[int, int]) -> csr_matrix:
-    """1 at every pair, however often it occurs."""
-    matrix = csr_matrix((np.ones(len(row), np.float32), (row.numpy(), column.numpy())), shape)  # sums repeats
-    matrix.data[:] = 1
-    return matrix

@@ -1,4 +1,7 @@
-"""What tuned baselines share: randomly numbered items, ranking with the history, and settings by validation users."""
+"""What tuned baselines share: randomly numbered items, ranking with the history, and settings by validation users.
+
+Where a log has a clock, events may lose half of their weight in a half-life, which is a setting too.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -8,6 +11,8 @@ import torch
 from torch import Tensor
 
 from beamtree.data import BeforeAfter, Events
+from beamtree.data.inputs import WHOLE_HISTORY
+from beamtree.data.times import DAY
 from beamtree.data.views import recency
 from beamtree.metrics import hits, num_relevant, recall
 from beamtree.research.baselines import pad_results
@@ -17,6 +22,8 @@ from beamtree.tree import PAD
 CUTS = (10, 50, 100, 200)
 USERS = 1000  # validation users, at most
 MAX_SCORES = 1 << 25  # scores that are in memory at once: 128 MB
+HALF_LIVES = (1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32)  # shares of the length of the log
+HALF_LIFE = "half-life in days"  # a setting where a log has a clock; 0: all events count the same
 
 Score = Callable[[Tensor], Tensor]  # histories [B, T] -> the score of every item [B, M], items numbered as in the log
 Settings = dict[str, float]
@@ -48,17 +55,25 @@ class ShuffledLog:
             raise ValueError(f"item {int(items.max())} in a history: the log has items 0…{self.num_items - 1}")
         return _inverse(self.order)[items.clamp(min=0).long()].where(items != PAD, PAD)
 
+    def aged(self, settings: Settings) -> "ShuffledLog":
+        """The same log, whose events lose weight with the half-life of some settings."""
+        days = settings.get(HALF_LIFE, 0.0)
+        return replace(self, events=self.events.decayed(days * DAY)) if days else self
+
 
 def shuffle_items(events: Events, num_items: int, val: BeforeAfter | None = None, seed: int = 0) -> ShuffledLog:
     """Renumber the items of training events and of validation users, if there are any."""
     order = torch.randperm(num_items, generator=torch.Generator().manual_seed(seed))
     items = _inverse(order)[events.item_numbers().cpu().long()]
-    shuffled = Events((events.offsets - events.offsets[0]).cpu(), items, events.name)
+    weights, times = events.own_weights(), None if events.times is None else events.times[events.span()]
+    weights = None if weights is None else weights.cpu()
+    offsets = (events.offsets - events.offsets[0]).cpu()
+    shuffled = Events(offsets, items, events.name, weights=weights, times=times, clock=events.clock)
     empty = torch.empty(0, 1, dtype=torch.int64)
     log = ShuffledLog(shuffled, num_items, order, empty, empty)
     if val is None or not len(val):
         return log
-    x, y = val.batch(torch.arange(min(USERS, len(val))))
+    x, y = replace(val, history=WHOLE_HISTORY).batch(torch.arange(min(USERS, len(val))))
     return replace(log, x=log.renumber(x), y=log.renumber(y))
 
 
@@ -148,3 +163,20 @@ def best_settings(trials: Sequence[Trial]) -> Settings:
     recalls = torch.stack([values for _, values in trials])  # [n, cuts]
     relative = (recalls / recalls.amax(0).clamp(min=1e-9)).mean(1)
     return trials[int(relative.argmax())][0]
+
+
+def settings_with_half_life(
+    log: ShuffledLog, trials: Sequence[Trial], attempt: Callable[[ShuffledLog, Settings], list[Trial]]
+) -> Settings:
+    """The best settings, after every half-life was tried with the best that have none; those where there is no clock.
+
+    `attempt` tries what can be tried at little cost with a log and the other settings.
+    """
+    best, span = best_settings(trials), log.events.span_of_time() / DAY
+    if not span:
+        return best
+    trials = [({**settings, HALF_LIFE: 0.0}, values) for settings, values in trials]
+    for share in HALF_LIVES:
+        settings = {**best, HALF_LIFE: share * span}
+        trials += attempt(log.aged(settings), settings)
+    return best_settings(trials)

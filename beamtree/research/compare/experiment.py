@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import torch
 
 from beamtree.beam import DEFAULT_BEAM_SIZE
-from beamtree.data import Prepared
+from beamtree.data import Data, Prepared
+from beamtree.data.inputs import WHOLE_HISTORY
 from beamtree.evaluate import Find, named_metrics
 from beamtree.files.atomic import read_json, write_json
 from beamtree.methods import Method, describe_call
@@ -123,6 +124,7 @@ class Experiment:
             "m": list(self.m),
             "metrics": list(self.metric_names),
             "test_beam": self.test_beam,
+            "history": WHOLE_HISTORY,
         }
 
 
@@ -133,6 +135,8 @@ class Retriever(NamedTuple):
     num_bytes: int
     training_seconds: float = 0.0  # 0: measured by the caller
     kept_the_start: bool = False  # whether training did not improve on the start
+    users: Data | None = None  # the test users as it reads them; None: the newest HISTORY events of each
+    label: str = ""  # the row's name in tables, where that says more, such as "popularity, 90 days"
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,7 @@ class Result:
     users_asked: int | None = None  # U and the users without anything to measure; None: there are none
     exclude_seen: bool = False  # whether seen items were left out of the results and of the expected items
     has_tree: bool = False
+    label: str = ""  # the row's name in tables; empty: `row`
     unseen: "Result | None" = None  # None where no user chose anything new
 
     @cached_property
@@ -151,6 +152,7 @@ def records(results: Sequence[Result]) -> list[dict[str, Any]]:
     ]
     cells += [{"row": each.row, "metric": cost, "value": getattr(each, cost)} for each in results for cost in COSTS]
     cells += [{"row": each.row, "metric": "kept_the_start", "value": 1} for each in results if each.kept_the_start]
+    cells += [{"row": each.row, "metric": "label", "value": each.label} for each in results if each.label]
     for first in (rows[0].evaluation for rows in settings):
         users = {"value": first.users, "asked": first.users_asked, "exclude_seen": first.exclude_seen}
         few = few_users(first.users)
@@ -200,7 +202,8 @@ def score_grid(cells: Sequence[Record], marks: Marks = MARKDOWN) -> Grid:
     """The scores of one setting: a line for each metric and row, in percent, the best of a column in bold."""
     scores = {(cell["row"], cell["metric"], cell["m"]): cell for cell in cells if "m" in cell}
     rows, metrics, cuts = (list(dict.fromkeys(values)) for values in zip(*scores, strict=True))
-    names = {cell["row"]: f"{cell['row']} †" for cell in cells if cell["metric"] == "kept_the_start"}
+    names = {cell["row"]: cell["value"] for cell in cells if cell["metric"] == "label"}
+    names |= {cell["row"]: f"{cell['row']} †" for cell in cells if cell["metric"] == "kept_the_start"}
     lines = []
     for metric in metrics:
         for index, row in enumerate(rows):

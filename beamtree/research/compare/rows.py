@@ -9,11 +9,13 @@ import torch
 from torch import Tensor
 
 from beamtree.beam import brute_force, retrieve
+from beamtree.data.inputs import WHOLE_HISTORY
 from beamtree.errors import requires
 from beamtree.evaluate import Find, leaving_out
 from beamtree.files.atomic import read_json, write_atomically, write_json
 from beamtree.model import TreeModel
 from beamtree.research.compare.experiment import Experiment, Retriever, Row, begin, read_seconds, timed
+from beamtree.scorers import with_inputs
 from beamtree.storage.models import load_model, save_model
 from beamtree.storage.runs import TRAINING, finish_run, read_run, write_run
 from beamtree.storage.settings import holds_model
@@ -42,7 +44,13 @@ def plain_row(name: str, row: Row, experiment: Experiment, on_message: OnMessage
     settings: dict[str, float] = getattr(baseline, "settings", {})
     if settings:
         on_message(", ".join(f"{name} {value:g}" for name, value in settings.items()))
-    return Retriever(leaving_out(baseline.retrieve, max(experiment.m)), baseline.num_bytes)
+    chosen: str = getattr(baseline, "label", "")
+    return Retriever(
+        leaving_out(baseline.retrieve, max(experiment.m)),
+        baseline.num_bytes,
+        users=replace(data.test, history=WHOLE_HISTORY),
+        label=f"{name}, {chosen}" if chosen else "",
+    )
 
 
 def dnn_row(name: str, row: Row, experiment: Experiment, on_message: OnMessage) -> Retriever:
@@ -114,7 +122,7 @@ def tree_row(name: str, row: Row, experiment: Experiment, on_message: OnMessage)
         x, exclude = x.to(experiment.device), exclude.to(experiment.device)
         return retrieve(model, x, beam_size=experiment.test_beam, m=max(experiment.m), exclude=exclude)[0]
 
-    return _tree_retriever(find, model, experiment.folder / name)
+    return _tree_retriever(find, model, name, experiment)
 
 
 def all_leaves_row(name: str, row: Row, experiment: Experiment, on_message: OnMessage) -> Retriever:
@@ -125,13 +133,14 @@ def all_leaves_row(name: str, row: Row, experiment: Experiment, on_message: OnMe
         x, exclude = x.to(experiment.device), exclude.to(experiment.device)
         return brute_force(model, x, m=max(experiment.m), exclude=exclude)[0]
 
-    return _tree_retriever(find, model, experiment.folder / "otm")
+    return _tree_retriever(find, model, "otm", experiment)
 
 
-def _tree_retriever(find: Find, model: TreeModel, folder: Path) -> Retriever:
+def _tree_retriever(find: Find, model: TreeModel, name: str, experiment: Experiment) -> Retriever:
+    folder, users = experiment.folder / name, with_inputs(model.scorer, experiment.data.test)
     num_bytes = sum(weight.nbytes for weight in model.parameters()) + model.tree.items().nbytes
     kept_the_start = read_run(folder).get("training", {}).get("best_step") == 0
-    return Retriever(find, num_bytes, read_seconds(folder), kept_the_start)
+    return Retriever(find, num_bytes, read_seconds(folder), kept_the_start, users)
 
 
 def num_steps(row: Row, experiment: Experiment) -> int:

@@ -114,7 +114,7 @@ def _load_or_measure(experiment: Experiment, name: str, row: Row, has_unseen: bo
     retriever = row.make(name, row, experiment, on_message)
     training_seconds = retriever.training_seconds or time.monotonic() - start
 
-    users = experiment.data.test
+    users = experiment.data.test if retriever.users is None else retriever.users
     x, _ = users.batch(torch.arange(min(64, len(users))))
     retriever.retrieve(x, torch.empty(len(x), 0, dtype=torch.int64))  # the first search is slow and not counted
     if retriever.kept_the_start:
@@ -147,6 +147,7 @@ def _load_or_measure(experiment: Experiment, name: str, row: Row, has_unseen: bo
             users_asked=evaluation.users_asked,
             exclude_seen=exclude_seen,
             has_tree=row.kind == "tree",
+            label=retriever.label,
         )
 
     result = replace(measured(False), unseen=measured(True) if has_unseen else None)
