@@ -45,6 +45,7 @@ from beamtree.ingest.contexts import check_contexts
 from beamtree.ingest.numbering import (
     IDS,
     SortedBlock,
+    events_of,
     join_blocks,
     number_ids,
     numbered_files,
@@ -307,7 +308,7 @@ def _number(
     on_stage(f"numbering {len(names['user']):,} users and {len(names['item']):,} items in the log")
     folder, at_once = work / "numbered", math.ceil(arrays.EVENTS_AT_ONCE / 4)
     folder.mkdir()
-    latest = latest_time(log.events, log.scale)
+    latest = latest_time(events_of(tasks[0]), log.scale) if tasks else None
     numbering_jobs = [(task, work, at_once, latest, folder / f"{index:06}") for index, task in enumerate(tasks)]
     counts = list(executor.run(write_numbered, numbering_jobs))
     report = {name: sum(count[name] for count in counts) for name in counts[0]} | report
