@@ -83,19 +83,22 @@ def prepare(
             "[bold]time[/bold]: the newest tenth of the events is held out; what some users did then is for validation "
             "and testing, and the finished model is fitted to all events. [bold]time:30d[/bold] holds out the last 30 "
             "days, also in hours (h) or weeks (w), and [bold]time:2020-12-31[/bold] what happened from a date on: a "
-            "number where times are not Unix times. Default: time where times are dates or Unix times and at least "
-            "200 users have events before and after that; halves elsewhere.",
+            "number where times are not Unix times. [bold]pairs:0.1[/bold]: a random tenth of each user's pairs is to "
+            "be found from the others, and the finished model is fitted to all events. Default: time where times are "
+            "dates or Unix times and at least 200 users have events before and after that; pairs:0.1 where there are "
+            "no times and the rows are in no order; halves elsewhere.",
         ),
     ] = None,
     val_users: Annotated[
         int | None,
         typer.Option(
-            min=0, help=f"Number of validation users. {HELD_OUT}; with time all who do not test, at most 2,000."
+            min=0,
+            help=f"Number of validation users. {HELD_OUT}; with time or pairs all who do not test, at most 2,000.",
         ),
     ] = None,
     test_users: Annotated[
         int | None,
-        typer.Option(min=0, help=f"Number of test users. {HELD_OUT}; with time a quarter, at most 1,000."),
+        typer.Option(min=0, help=f"Number of test users. {HELD_OUT}; with time or pairs a quarter, at most 1,000."),
     ] = None,
     seed: Annotated[
         int, typer.Option(min=0, help="Draws the validation and test users: the same seed gives the same files.")

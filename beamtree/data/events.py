@@ -76,12 +76,18 @@ class Events:
 
         It is 1 in a log without order, and where no user has enough events to tell.
         """
+        (near, pairs), (far, far_pairs) = self.repeats
+        return (near / pairs) / max(far / far_pairs, 1e-9) if near else 1.0
+
+    @cached_property
+    def repeats(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """How many pairs of neighbours occurred before, and of items ten events apart; each with how many there are."""
         users = int(torch.searchsorted(self.offsets, self.offsets[0] + MAX_EVENTS))
         user = torch.repeat_interleave(self.offsets[: users + 1].diff())
         items = self.item_numbers()[: len(user)].long()
         first = (user[FAR_GAP:] == user[:-FAR_GAP]).nonzero().squeeze(1)
-        near, far = (_share_of_repeats(items[first], items[first + gap]) for gap in (1, FAR_GAP))
-        return near / max(far, 1e-9) if near else 1.0
+        near, far = (_repeats(items[first], items[first + gap]) for gap in (1, FAR_GAP))
+        return near, far
 
     def seconds(self, index: Tensor) -> Tensor:
         """The times of events by their index, in seconds since 1970; PAD for PAD, and where there is no clock."""
@@ -176,10 +182,10 @@ class Events:
         return replace(self, offsets=self.offsets.to(device), items=self.items.to(device), weights=weights)
 
 
-def _share_of_repeats(first: Tensor, second: Tensor) -> float:
-    """The share of pairs that occurred before; an item is no pair with itself."""
+def _repeats(first: Tensor, second: Tensor) -> tuple[int, int]:
+    """How many pairs occurred before, of how many, at least 1; an item is no pair with itself."""
     if not len(first):
-        return 0.0
+        return 0, 1
     low, high = torch.minimum(first, second), torch.maximum(first, second)
     pair = (low * (high.max() + 1) + high)[low != high]
-    return 1 - len(torch.unique(pair)) / max(1, len(pair))
+    return len(pair) - len(torch.unique(pair)), max(1, len(pair))

@@ -1,6 +1,7 @@
 """Appending new events to prepared data: old items keep their numbers, and old users their section.
 
-In a split by time the cut moves on, unless it is a date, and other users validate and test.
+In a split by time the cut moves on, unless it is a date, and other users validate and test. In a split of pairs other
+pairs are held out.
 
 New items are numbered after all others, the most events first. New users are drawn for validation and testing as often
 as those of the first log were. `min_events` and `min_item_events` are not applied: a new item has few events in its
@@ -39,6 +40,7 @@ from beamtree.ingest.splits import (
     SplitOptions,
     cut_in_time,
     leave_one_out,
+    pairs_of_users,
 )
 from beamtree.ingest.times import TimeScale, latest_time
 
@@ -84,7 +86,7 @@ def append_log(
     settings = data.description["settings"]
     split = settings.get("split", HALVES)
     options = SplitOptions(split, None, None, settings["seed"])
-    if options.by_time and data.all is None:
+    if (options.by_time or options.of_pairs) and data.all is None:
         raise ValueError(f"{data.folder} does not have all events of its users: prepare the first log again")
     wanted = columns.or_as_in(settings)
     if wanted.weight is not None and "mean_weight" not in data.description:
@@ -114,6 +116,10 @@ def append_log(
     if options.by_time:
         assert times is not None
         sections = _sections_by_time(data, options, times, arrays.get("weight"))
+    elif options.of_pairs:
+        counts = data.description["users"]
+        options = options._replace(val_users=counts["val"], test_users=counts["test"])
+        sections = pairs_of_users(options, lengths, arrays["item"], arrays.get("weight"), fewer=True)
     else:
         sections = _sections(data, split, lengths, before, arrays.get("weight"))
     report = data.description["report"]
@@ -134,7 +140,7 @@ def append_log(
     write_folder(out, fill)
     added = int(is_new.sum())
     return AppendResult(
-        is_new=np.concatenate(list(by_section(is_new.__getitem__, lengths, sections.take))),
+        is_new=np.concatenate(list(by_section(is_new.__getitem__, lengths, sections))),
         events=added,
         users=int((before < 0).sum()),
         items=len(texts["item"]) - len(ids),

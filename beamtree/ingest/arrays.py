@@ -18,7 +18,7 @@ import numpy.typing as npt
 import polars as pl
 
 from beamtree.data.ids import write_ids
-from beamtree.data.prepared import SECTIONS
+from beamtree.data.prepared import ALL, SECTIONS
 from beamtree.ingest.pairs import write_pairs
 
 EVENTS_AT_ONCE = 1 << 24  # events in memory at once
@@ -51,6 +51,7 @@ class Sections(NamedTuple):
     min_eval_events: int | None = None  # of a validation or test user, if users were selected by it
     cut: int | None = None  # of a split by time: from when on events are to be predicted
     both: int | None = None  # users with events before and in the newest tenth, where these are too few for one
+    held_out: Array | None = None  # of a split of pairs: which events come last, in all sections but ALL [E]
 
 
 # Filtering
@@ -166,7 +167,7 @@ def write_data(
     final: dict[str, Callable[[Array], Array]] = {"item": number.__getitem__, "weight": lambda weights: weights * scale}
     for name, read in columns.items():
         file, dtype = FILES[name]
-        parts = by_section(read, lengths, sections.take)
+        parts = by_section(read, lengths, sections)
         converted = (final[name](part) if name in final else part.astype(dtype, copy=False) for part in parts)
         _save(folder / file, np.dtype(dtype), int(counts.sum()), converted)
     of_rows, of_items = names["user"][users[rows]], names["item"][items]
@@ -207,23 +208,24 @@ def count_targets(weights: Read | None, lengths: Array, start: Array) -> Array:
     return counts
 
 
-def popularity_in_training(items: Read, lengths: Array, before: Array, num_items: int) -> Array:
-    """How many of the first `before` events of each user each item has [M]."""
-    counts = np.zeros(num_items, np.int64)
-    for users, events in user_ranges(lengths):
-        runs = np.stack([before[users], lengths[users] - before[users]], axis=1).ravel()
-        counts += np.bincount(items(events)[np.repeat(np.arange(len(runs)) % 2 == 0, runs)], minlength=num_items)
-    return counts
+def popularity_in_training(items: Read, lengths: Array, sections: Sections, num_items: int) -> Array:
+    """How many events of training each item has [M]."""
+    train = sections._replace(take=sections.take[:1])
+    return sum((np.bincount(part, minlength=num_items) for part in by_section(items, lengths, train)), np.int64(0))
 
 
-def by_section(read: Read, lengths: Array, takes: Array) -> Iterator[Array]:
+def by_section(read: Read, lengths: Array, sections: Sections) -> Iterator[Array]:
     """The entries of a column, in ranges: those that the first section takes of each user, then the next."""
-    for take in takes:
+    for name, take in zip(SECTIONS, sections.take, strict=False):
         for rows, events in user_ranges(lengths):
             taken, count = take[rows], lengths[rows]
             if taken.any():
+                values = read(events)
+                if sections.held_out is not None and name != ALL:
+                    owner = np.repeat(np.arange(len(count)), count)
+                    values = values[np.lexsort((sections.held_out[events], owner))]  # which keeps the order otherwise
                 runs = np.stack([taken, count - taken], axis=1).ravel()  # for each user: events taken, then the rest
-                yield read(events)[np.repeat(np.arange(len(runs)) % 2 == 0, runs)]
+                yield values[np.repeat(np.arange(len(runs)) % 2 == 0, runs)]
 
 
 def _save(path: Path, dtype: np.dtype[Any], count: int, parts: Iterator[Array]) -> None:

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import polars as pl
 
-from beamtree.data.prepared import id_types, write_folder
+from beamtree.data.prepared import SPLITS, id_types, write_folder
 from beamtree.errors import short_message
 from beamtree.ingest import arrays
 from beamtree.ingest.arrays import (
@@ -56,7 +56,7 @@ from beamtree.ingest.numbering import (
 )
 from beamtree.ingest.readers import LogPart, OpenedLog, are_integers, naming_unreadable, open_logs
 from beamtree.ingest.sources import FRAME, find_logs
-from beamtree.ingest.splits import HALVES, TRAIN, SplitOptions, split_log_events
+from beamtree.ingest.splits import HALVES, SplitOptions, split_log_events
 from beamtree.ingest.times import WHITESPACE, latest_time
 
 OnStage = Callable[[str], None]
@@ -123,12 +123,12 @@ def prepare(
         min_item_events: items with fewer are dropped; then users and items again, until all have enough.
         min_eval_events: minimum of events of validation and test users of `halves`; unless given `min_events`, or 10,
             or fewer if too few users have 10.
-        split: halves, leave-one-out, time, time:30d or time:DATE, see `splits`. Default: time, which holds out the
-            newest tenth of the events, where the log has a clock and at least 200 users have events before and after
-            that; halves elsewhere.
+        split: halves, leave-one-out, time, time:30d, time:DATE or pairs:0.1, see `splits`. Default: time, which holds
+            out the newest tenth of the events, where the log has a clock and at least 200 users have events before and
+            after that; pairs:0.1 where the log has no times and its rows are in no order; halves elsewhere.
         val_users: how many validate; unless given, 5 % of the eligible users, at most 1,000; with leave-one-out all; in
-            a split by time all who do not test, at most 2,000.
-        test_users: how many test; the same unless given, but in a split by time a quarter, at most 1,000.
+            a split by time or of pairs all who do not test, at most 2,000.
+        test_users: how many test; the same unless given, but in a split by time or of pairs a quarter, at most 1,000.
         seed: draws these users; same seed, same files.
         engine: runs the work, here unless given; `beamtree.batch` has one for Ray. The files are the same.
         on_stage: called with the name of each stage.
@@ -200,12 +200,12 @@ def _fill(
         on_stage("dropping items and users with few events")
         cleaned = k_core(cleaned, min_events, min_item_events, work)
     num_users, num_items = _check_enough(cleaned, min_events, report)
-    sections, times = split_log_events(split, cleaned, work, log.scale)
+    sections, times = split_log_events(split, cleaned, work, log.scale, names["item"])
     on_stage(f"writing {num_users:,} users with {cleaned.lengths.sum():,} events")
     columns, items = columns_of(work), np.argsort(-cleaned.popularity, kind="stable")[:num_items]
-    if sections.cut is not None:  # items that are chosen only after the cut come after the others
-        lengths, before = cleaned.lengths[cleaned.lengths > 0], sections.take[TRAIN]
-        popularity = popularity_in_training(columns["item"], lengths, before, len(cleaned.popularity))
+    if len(sections.take) > len(SPLITS):  # items without events in training come after the others
+        lengths = cleaned.lengths[cleaned.lengths > 0]
+        popularity = popularity_in_training(columns["item"], lengths, sections, len(cleaned.popularity))
         items = items[np.argsort(-popularity[items], kind="stable")]
     pairs = {} if not num_dislikes else {"dislikes.npy": pl.scan_parquet(work / "dislikes", glob=False)}
     if cleaned.report.get("items_with_few_events"):

@@ -30,7 +30,8 @@ OWNERS = {  # the counts of users or items of such rows
 def describe_columns(description: Mapping[str, Any]) -> str:
     """Which columns of a log were used, and which were not."""
     settings, ignored = description["settings"], description["report"]["ignored_columns"]
-    time = "no time: the rows are assumed to be in order" if settings["time"] is None else f"time {settings['time']}"
+    in_order = "no time" if is_of_pairs(description) else "no time: the rows are assumed to be in order"
+    time = in_order if settings["time"] is None else f"time {settings['time']}"
     context = f", context {' and '.join(settings['context'])}" if "context" in settings else ""
     unused = f"; not used: {', '.join(ignored)}" if ignored else ""
     return f"user {settings['user']}, item {settings['item']}, {time}{_describe_weights(settings)}{context}{unused}"
@@ -80,8 +81,10 @@ def describe_times(description: Mapping[str, Any]) -> str | None:
 
 
 def describe_split(description: Mapping[str, Any]) -> str | None:
-    """Where a split by time cuts the log; None for other splits."""
+    """What a split by time or of pairs holds out; None for other splits."""
     times = description.get("times", {})
+    if is_of_pairs(description):
+        return f"{_share_of_pairs(description)} of each user are to be found from the others"
     if "cut" not in times:
         return None
     if times["unit"] is None:
@@ -90,12 +93,25 @@ def describe_split(description: Mapping[str, Any]) -> str | None:
 
 
 def describe_choice(description: Mapping[str, Any]) -> str | None:
-    """On what a model of a split by time is chosen; None for other splits."""
+    """On what a model of a split by time or of pairs is chosen; None for other splits."""
     times, count = description.get("times", {}), description["users"]["val"]
+    if is_of_pairs(description) and count:
+        return f"The model was chosen on {_share_of_pairs(description)} of {count:,} users."
     if "cut" not in times or not count:
         return None
     when = f"from {times['cut']} on" if times["unit"] is None else f"in the last {_days(times)}"
     return f"The model was chosen on what {count:,} users did {when}."
+
+
+def is_of_pairs(description: Mapping[str, Any]) -> bool:
+    """Whether the pairs of a log were split."""
+    return str(description["settings"].get("split", "")).partition(":")[0] == "pairs"
+
+
+def _share_of_pairs(description: Mapping[str, Any]) -> str:
+    """How many pairs were held out, in words."""
+    share = float(description["settings"]["split"].partition(":")[2])
+    return f"{'a tenth' if share == 0.1 else f'{share * 100:g} %'} of the pairs"
 
 
 def _days(times: Mapping[str, Any]) -> str:
@@ -130,7 +146,8 @@ def describe_log(description: Mapping[str, Any]) -> list[str]:
     counts = f" ({', '.join(owners)})" if owners else ""
     lines.append(f"Dropped {'; '.join(reasons)}{counts}." if reasons else "Dropped nothing.")
     split = describe_split(description)
-    lines += [line for line in (describe_times(description), split and f"Split by time: {split}.") if line]
+    kind = "Split of pairs" if is_of_pairs(description) else "Split by time"
+    lines += [line for line in (describe_times(description), split and f"{kind}: {split}.") if line]
     least = f", who have at least {settings['min_eval_events']} events" if "min_eval_events" in settings else ""
     counts = f"{description['num_users']:,} users, {description['num_items']:,} items and "
     counts += f"{description['num_events']:,} events are left"
