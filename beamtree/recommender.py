@@ -685,7 +685,8 @@ class Recommender:
             time_format: the format of dates as in strptime, such as "%d/%m/%Y %H:%M". Default: detected.
 
         In a log, the first half of each user's events is the history and the second half is to be found. Unknown items
-        are dropped from the histories, and count as not found in the second half.
+        are dropped from the histories, and count as not found in the second half. In a file with one user a line, the
+        items of users whom the model knows are to be found from all that it knows of them.
 
         A model that was fitted to all users is measured as it was before that: on test and validation users of its own
         log, `before_refit`. Other users are measured on the model as it is. `.model` says which it was.
@@ -726,8 +727,9 @@ class Recommender:
         with requires("", "reading a log"):
             from beamtree.ingest.user_events import read_users
 
-        context = list(context_values(model.scorer))
-        return read_users(data, _ids(model), columns, exclude_seen=exclude_seen, context=context)
+        context, ids = list(context_values(model.scorer)), _ids(model)
+        items_of = None if self._training_data() is None else partial(self._known_users().items, ids=ids)
+        return read_users(data, ids, columns, exclude_seen=exclude_seen, context=context, items_of=items_of)
 
     def update_items(self, items: Any, *, similar: bool = True) -> int:
         """Add items and change those that there are, all or none of them; returns how many were new or changed.

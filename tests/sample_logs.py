@@ -33,6 +33,17 @@ def random_log(prefix="i", users=20, items=25, seed=0):
     return pl.DataFrame(rows, schema=["user", "item"], orient="row")
 
 
+def shelf_log(users=300, seed=0):
+    """Every user has ten to twenty of the thirty items of a shelf, in no order."""
+    draw = np.random.default_rng(seed)
+    rows = [
+        (f"u{user:03}", f"i{user % 4 * 30 + item:03}")
+        for user in range(users)
+        for item in draw.permutation(30)[: draw.integers(10, 21)]
+    ]
+    return pl.DataFrame(rows, schema=["user", "item"], orient="row")
+
+
 def write_log(folder, rows):
     """Write (user, item, time) to a file in the folder; returns its path."""
     path = folder / "log.parquet"

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -33,6 +34,7 @@ from beamtree.ingest.columns import LogColumns
 from beamtree.kernels.threads import use_threads
 from beamtree.live.refit import before_refit, builder_of_run, model_to_measure, seed_of
 from beamtree.live.saved import load_changes
+from beamtree.live.users import Users
 from beamtree.model import TreeModel
 from beamtree.research.baselines import BASELINES, build
 from beamtree.research.compare.report import strength
@@ -48,7 +50,10 @@ def evaluate_run(
     data: options.DataFolder = None,
     log: Annotated[
         str | None,
-        typer.Option(help="A log of other users: the second half of each user's events is to be found."),
+        typer.Option(
+            help="A log of other users: the second half of each user's events is to be found. In a file with one user a "
+            "line, all items of users whom the model knows, from what it knows of them."
+        ),
     ] = None,
     user: options.UserColumn = None,
     item: options.ItemColumn = None,
@@ -110,8 +115,10 @@ def evaluate_run(
             return options.users_of(prepared, split)
         from beamtree.ingest.user_events import read_users  # polars takes a moment to import
 
-        context = list(context_values(served.scorer))
-        return read_users(log, ids_of(run, served), columns, exclude_seen=exclude_seen, context=context)
+        context, ids, changes = list(context_values(served.scorer)), ids_of(run, served), load_changes(run)
+        known = Users(prepared, {} if changes is None else changes.events, {})
+        items_of = partial(known.items, ids=ids)
+        return read_users(log, ids, columns, exclude_seen=exclude_seen, context=context, items_of=items_of)
 
     settings = (False, True) if rows else (exclude_seen,)
     users = {setting: users_of(setting) for setting in settings}

@@ -177,6 +177,10 @@ class OtherUsers(BeforeAfter):
         return numbers[numbers < self.num_items]
 
 
+class KnownUsers(OtherUsers):
+    """Users whom a model knows, and items of theirs that it was not fitted to: these are to be found from the others."""
+
+
 def random_crops(
     events: Events, *, item_dropout: float = 0.1, targets: int = 100, max_history: int | None = MAX_HISTORY
 ) -> "RandomCrops":

@@ -13,6 +13,7 @@ from beamtree.beam import DEFAULT_BEAM_SIZE, BeamSize, retrieve
 from beamtree.data import BeforeAfter, Data, Events, Prepared
 from beamtree.data.frames import make_frame
 from beamtree.data.times import in_micros
+from beamtree.data.views import KnownUsers
 from beamtree.errors import lookup, positive_int
 from beamtree.evaluate.beyond_accuracy import LIST_METRICS, ItemFacts, ListMetric, Starts
 from beamtree.evaluate.slices import SEGMENTS
@@ -72,7 +73,7 @@ class FittedUsers:
 
     def warning(self, users: Data) -> str | None:
         """How many users the model was fitted to; None if there are none, or it is not known who they are."""
-        if not isinstance(users, BeforeAfter):
+        if not isinstance(users, BeforeAfter) or isinstance(users, KnownUsers):
             return None
         fitted_to = tuple(view.events.name for view in self.sections)
         kept_apart = self.data.holds_out(users) and not users.events.name.startswith(fitted_to)

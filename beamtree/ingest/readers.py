@@ -1,5 +1,7 @@
 """Reading logs: CSV with or without a header, Parquet, JSON lines and frames, as lazy rows of user, item and time.
 
+Text files of whole numbers with spaces between them have one user a line: the user and all of their items.
+
 Ids are text, as people would write them; a whole number is its digits. Times are integers, see `times`.
 """
 
@@ -31,6 +33,7 @@ from beamtree.ingest.sources import FRAME, LINES, PARQUET, TEXT, Location, colum
 from beamtree.ingest.times import WHITESPACE, TimeScale, detect_unix_unit, parse_times
 
 SCHEMA_LINES = 10_000  # JSON lines from which the columns are inferred
+USER_LINE = "[0-9]+(?: +[0-9]+)+ *"  # of a text file with one user a line: the user and the items
 
 
 class LogPart(NamedTuple):
@@ -195,6 +198,8 @@ def _absolute(path: Location) -> str:
 
 
 def _scan_text(path: Path, names: Sequence[str] | None, wanted: Sequence[str]) -> pl.LazyFrame:
+    if names is None and has_user_lines(path):
+        return _scan_user_lines(path)
     row, separator = first_row(path)
     file = _absolute(path)
     # No types are inferred: 007 and 1.0 are ids as written.
@@ -204,6 +209,34 @@ def _scan_text(path: Path, names: Sequence[str] | None, wanted: Sequence[str]) -
     if len(names) != len(row):
         raise ValueError(f"{path} has {len(row)} columns, not the {len(names)} of the format: {', '.join(names)}")
     return pl.scan_csv(file, separator=separator, infer_schema=False, glob=False, has_header=False, new_columns=names)
+
+
+def has_user_lines(log: Any) -> bool:
+    """Whether this is a file with one user a line."""
+    if not isinstance(log, Path) or not log.name.lower().endswith(TEXT):
+        return False
+    row, _ = first_row(log)
+    return len(row) == 1 and re.fullmatch(USER_LINE, row[0]) is not None
+
+
+def _scan_user_lines(path: Path) -> pl.LazyFrame:
+    """Rows of user and item from a file with one user a line; a user without items has none."""
+    lines = pl.scan_csv(
+        _absolute(path), separator="\x1f", quote_char=None, has_header=False, new_columns=["line"],
+        infer_schema=False, glob=False,
+    )  # fmt: skip
+    lines = lines.with_row_index("number", 1).filter(pl.col("line").str.strip_chars() != "")
+    wrong = lines.filter(~pl.col("line").str.contains(rf"^(?:{USER_LINE}|[0-9]+ *)\r?$")).head(1).collect()
+    if len(wrong):
+        what = "a file with one user a line has whole numbers, the user and the items, with spaces between them"
+        raise ValueError(f"{path}: line {wrong['number'][0]} is {wrong['line'][0][:40]!r}: {what}")
+    tokens = pl.col("line").str.extract_all("[0-9]+")
+    rows = lines.select(user=tokens.list.first(), item=tokens.list.slice(1))
+    twice = rows.group_by("user").len().filter(pl.col("len") > 1).sort("user").head(1).collect()
+    if len(twice):
+        message = f"user {twice['user'][0]} has {twice['len'][0]:,} lines"
+        raise ValueError(f"{path}: {message}; if a line is an event, put commas between its columns")
+    return rows.explode("item").drop_nulls()
 
 
 def _scan_lines(path: Path) -> pl.LazyFrame:

@@ -2,7 +2,7 @@
 
 import json
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -12,12 +12,12 @@ import torch
 from beamtree.data import BeforeAfter, Events, Ids
 from beamtree.data.contexts import EventContexts
 from beamtree.data.times import common_unit
-from beamtree.data.views import OtherUsers
+from beamtree.data.views import KnownUsers, OtherUsers
 from beamtree.ingest.columns import USUAL_COLUMNS, LogColumns
 from beamtree.ingest.contexts import DERIVED
 from beamtree.ingest.event_weights import weighing_of
 from beamtree.ingest.numbering import sort_events
-from beamtree.ingest.readers import OpenedLog, are_integers, open_logs, read_rows
+from beamtree.ingest.readers import OpenedLog, are_integers, has_user_lines, open_logs, read_rows
 from beamtree.ingest.sources import find_logs
 from beamtree.ingest.times import detect_unix_unit
 
@@ -58,11 +58,15 @@ def read_users(
     *,
     exclude_seen: bool = False,
     context: Sequence[str] = (),
+    items_of: Callable[[list[str]], Sequence[Sequence[int]]] | None = None,
 ) -> BeforeAfter:
     """The users of another log, to evaluate a model on: the first half of their events is history.
 
     Items that the model does not have are left out of the histories. As targets, they count as never retrieved. Users
     with a single event are left out.
+
+    In files with one user a line, which have no order, the history of users whom the model knows is what it knows of
+    them, and all other items of theirs are to be found.
 
     Args:
         log: in any form that `prepare` takes.
@@ -70,8 +74,13 @@ def read_users(
         columns: found by their usual names unless given; without times, rows are in order.
         exclude_seen: whether unknown items of a user's history are no targets.
         context: the columns of the model's contexts; those that the log does not have are not known.
+        items_of: gives the items that the model knows of some users, none for an unknown one.
     """
     rows, _ = _sorted_rows(log, columns, context=context)
+    if items_of is not None and all(map(has_user_lines, find_logs(log))):
+        known = _known_users(rows, ids, items_of)
+        if known is not None:
+            return known
     rows = rows.select(name for name in ("user", "item", "time", "context") if name in rows.columns)
     position, count = pl.int_range(pl.len()).over("user"), pl.len().over("user")
     rows = rows.with_columns(after=position >= count // 2, count=count).filter(pl.col("count") > 1)
@@ -100,6 +109,35 @@ def read_users(
     events = Events(offsets, items, "another log", ids, times=times, contexts=contexts, clock=clock)
     users = Ids(counts["user"].to_list())
     return OtherUsers(events, cuts, user_ids=users, user_rows=range(len(users)), num_items=len(ids))
+
+
+def _known_users(
+    rows: pl.DataFrame, ids: Ids, items_of: Callable[[list[str]], Sequence[Sequence[int]]]
+) -> KnownUsers | None:
+    """Those users of some rows whom a model knows, with their other items to be found; None where it knows nobody."""
+    new = dict(rows.group_by("user", maintain_order=True).agg("item").rows())
+    histories = {user: items for user, items in zip(new, items_of(list(new)), strict=True) if items}
+    if not histories:
+        return None
+    if len(histories) < len(new):
+        count = f"{len(new) - len(histories):,} of {len(new):,} users are unknown"
+        warnings.warn(f"{count}: they are left out", UserWarning, stacklevel=4)
+    numbers: dict[str, int] = {name: number for number, name in enumerate(ids.names)}
+    items, cuts, lengths, repeated = list[int](), list[int](), list[int](), 0
+    for user, history in histories.items():
+        chosen = [numbers.setdefault(item, len(numbers)) for item in new[user]]  # unknown ones have their own numbers
+        targets = [item for item in dict.fromkeys(chosen) if item not in set(history)]
+        repeated += len(chosen) - len(targets)
+        items += [*history, *targets]
+        cuts.append(len(history))
+        lengths.append(len(history) + len(targets))
+    if repeated:
+        message = f"{repeated:,} pairs are in the training log, or twice in this one: they are left out"
+        warnings.warn(message, UserWarning, stacklevel=4)
+    offsets = torch.nn.functional.pad(torch.tensor(lengths).cumsum(0), (1, 0))
+    events = Events(offsets, torch.tensor(items), "other items of known users", ids)
+    rows_of = range(len(histories))
+    return KnownUsers(events, torch.tensor(cuts), user_ids=Ids(list(histories)), user_rows=rows_of, num_items=len(ids))
 
 
 def _sorted_rows(

@@ -63,6 +63,10 @@ class Users:
             found |= {name: UNKNOWN_USER._replace(dislikes=row) for name, row in dislikes.items()}
         return [self._with_later(name, found.get(name, UNKNOWN_USER), ids) for name in names]
 
+    def items(self, users: Names, ids: Ids) -> list[list[int]]:
+        """The items of these histories alone; none for an unknown user."""
+        return [history.items for history in self.histories(users, ids)]
+
     def _with_later(self, user: str, history: History, ids: Ids) -> History:
         """The history of a user with later events and dislikes."""
         if recorded := self.events.get(user):
