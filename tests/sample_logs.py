@@ -34,12 +34,12 @@ def random_log(prefix="i", users=20, items=25, seed=0):
 
 
 def shelf_log(users=300, seed=0):
-    """Every user has ten to twenty of the thirty items of a shelf, in no order."""
+    """Every user has twenty to thirty of the forty items of a shelf, in no order."""
     draw = np.random.default_rng(seed)
     rows = [
-        (f"u{user:03}", f"i{user % 4 * 30 + item:03}")
+        (f"u{user:03}", f"i{user % 4 * 40 + item:03}")
         for user in range(users)
-        for item in draw.permutation(30)[: draw.integers(10, 21)]
+        for item in draw.permutation(40)[: draw.integers(20, 31)]
     ]
     return pl.DataFrame(rows, schema=["user", "item"], orient="row")
 

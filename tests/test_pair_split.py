@@ -172,7 +172,7 @@ def test_all_items_of_a_user_count_in_a_request(shop):
 
 def test_a_renewal_holds_out_pairs_of_all_events(shop, tmp_path):
     shop.save(tmp_path / "run")
-    rows = [("u000", "i119"), *(("somebody", f"i{item:03}") for item in range(6))]
+    rows = [("u000", "i159"), *(("somebody", f"i{item:03}") for item in range(6))]
     renew(tmp_path / "run", pl.DataFrame(rows, schema=["user", "item"], orient="row"), force=True, verbose=False)
     data = bt.Recommender.load(tmp_path / "run").data
     assert data.description["settings"]["split"] == "pairs:0.1"

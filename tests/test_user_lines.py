@@ -106,7 +106,7 @@ def test_unknown_users_and_known_pairs_are_left_out_and_told(tmp_path):
     path = tmp_path / "test.txt"
     path.write_text("1 10 12 99 12\n2 11\n3 11\n")
     known = {"1": [0, 3], "2": [2]}
-    with pytest.warns(UserWarning) as told:
+    with pytest.warns(UserWarning, match=r"left out$") as told:
         users = read_users(
             path, Ids(["10", "11", "12", "13"]), items_of=lambda names: [known.get(n, []) for n in names]
         )

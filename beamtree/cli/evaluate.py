@@ -51,8 +51,8 @@ def evaluate_run(
     log: Annotated[
         str | None,
         typer.Option(
-            help="A log of other users: the second half of each user's events is to be found. In a file with one user a "
-            "line, all items of users whom the model knows, from what it knows of them."
+            help="A log of other users: the second half of each user's events is to be found. In a file with one user "
+            "a line, all items of users whom the model knows, from what it knows of them."
         ),
     ] = None,
     user: options.UserColumn = None,

@@ -178,7 +178,7 @@ class OtherUsers(BeforeAfter):
 
 
 class KnownUsers(OtherUsers):
-    """Users whom a model knows, and items of theirs that it was not fitted to: these are to be found from the others."""
+    """Users whom a model knows, with items of theirs that it was not fitted to, to be found from the others."""
 
 
 def random_crops(
