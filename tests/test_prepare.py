@@ -445,7 +445,7 @@ def test_the_order_of_rows_survives_reading_in_pieces(tmp_path):
     rng = np.random.default_rng(0)
     frame = pl.DataFrame({"user": rng.integers(0, 2000, 400_000), "item": rng.integers(0, 500, 400_000)})
     frame.write_csv(tmp_path / "log.csv")
-    prepare(tmp_path / "log.csv", tmp_path / "out")
+    prepare(tmp_path / "log.csv", tmp_path / "out", split="halves")
     expected = frame.cast(pl.String).group_by("user", maintain_order=True).agg("item")
     found = {user: [item for item, _ in events] for user, events in histories(tmp_path / "out").items()}
     assert found == dict(expected.iter_rows())

@@ -280,7 +280,7 @@ def test_users_are_known_by_the_events_that_the_split_keeps(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"split": "thirds"}, "split=thirds: choose halves, leave-one-out, time, time:30d or time:DATE"),
+        ({"split": "thirds"}, "split=thirds: choose halves, leave-one-out, time, time:30d, time:DATE or pairs:0.1"),
         ({"split": "time:"}, "split=time:: choose halves"),
         ({"split": "time:30d"}, "the times of the log are only an order: choose time, time:NUMBER or halves"),
         ({"split": "time:soon"}, "'soon' cannot be read; the times of the log are numbers"),
