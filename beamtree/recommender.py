@@ -321,11 +321,14 @@ class Recommender:
             min_events: drop users with fewer events. Default: keep all.
             min_item_events: drop items with fewer events. What users did with them stays known, for `exclude_seen`.
                 Default: 1.
-            split: halves, leave-one-out, time, time:30d or time:DATE, as in `prepare`. Default: time, which holds out
-                the newest tenth of the events, where times are dates or Unix times and at least 200 users have events
-                before and after that; halves elsewhere. After a split by time all is fitted again, to all events.
-            val_users: number of validation users. Default: 5 %, at most 1,000; at most 2,000 if the split is by time.
-            test_users: number of test users. Default: 5 %, at most 1,000; a quarter of them if the split is by time.
+            split: halves, leave-one-out, time, time:30d, time:DATE or pairs:0.1, as in `prepare`. Default: time, which
+                holds out the newest tenth of the events, where times are dates or Unix times and at least 200 users
+                have events before and after that; pairs:0.1 where there are no times and the rows are in no order;
+                halves elsewhere. After a split by time or of pairs all is fitted again, to all events.
+            val_users: number of validation users. Default: 5 %, at most 1,000; at most 2,000 if the split is by time or
+                of pairs.
+            test_users: number of test users. Default: 5 %, at most 1,000; a quarter of them if the split is by time or
+                of pairs.
             on_step: called with the steps done, the total and the loss.
             on_check: called with the steps done and the recall on validation users.
             verbose: print a report and progress on standard error; if the logger "beamtree" shows INFO, they go there.

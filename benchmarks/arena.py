@@ -102,7 +102,7 @@ def lightgcn(folder: Path, m: int, seed: int, how: dict[str, Any]) -> list[Row]:
 def table(arena: dict[str, Any], rows: Sequence[Row]) -> str:
     """All rows as text, the highest recall first."""
     m = arena["m"]
-    heads = ("row", "source", "fitted to", "knows", "seen items", f"recall@{m}", f"NDCG@{m}")
+    heads = ("row", "source", "fitted to", "also knows", "seen items", f"recall@{m}", f"NDCG@{m}")
     lines = [heads]
     for row in sorted([*rows, *arena["rows"]], key=lambda row: -row["recall"]):
         scores = (f"{row[metric]:.4f}" for metric in METRICS)

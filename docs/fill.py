@@ -10,6 +10,7 @@ import json
 import re
 import sys
 import textwrap
+import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import cycle
@@ -27,6 +28,7 @@ LOGS = ("movielens-1m", "amazon-books-unordered", "git-rust", "diginetica")  # o
 NARROW_LOGS = ("amazon-books-unordered", "git-rust", "market", "movielens-1m")
 CUTS = (10, 50, 100, 200)
 METRICS = ("recall", "precision", "f1")
+PUBLISHED = tomllib.loads((ROOT / "results" / "published.toml").read_text())  # what others printed, by arena
 Cells = list[dict[str, Any]]
 Column = tuple[int, str]  # a cut and a log
 Values = Mapping[str, Mapping[Column, str]]  # by row
@@ -250,17 +252,17 @@ def trees(every_run: bool) -> str:
     return grid(["tree", *columns], [[row["tree"], *(text(row[column]) for column in columns)] for row in rows])
 
 
-def beauty() -> str:
-    """Amazon Beauty: ours beside published numbers, best recall first."""
-    ways = {"masked": "left out", "open": "kept", "unsaid": "not said"}
-    lines = [
-        (-row[way][0], [row["row"], row["whose"], row["fitted"], seen, *(f"{value:.4f}" for value in row[way])])
-        for row in read("beauty")["rows"]
-        for way, seen in ways.items()
-        if row.get(way)
-    ]
-    heads = ["row", "measured by", "fitted to all but", "seen items", "recall@10", "NDCG@10"]
-    return grid(heads, [line for _, line in sorted(lines, key=lambda each: each[0])])
+def arena(name: str) -> str:
+    """Our rows of an arena beside published ones, best recall first."""
+    published = PUBLISHED[name]
+    rows = [*read(f"arena-{name}")["rows"], *published["rows"]]
+    heads = ["row", "source", "fitted to", "also knows", "seen items", f"recall@{published['m']}", f"NDCG@{published['m']}"]
+    lines = []
+    for row in sorted(rows, key=lambda row: -row["recall"]):
+        name, source = (row["row"], row["source"]) if "source" in row else (f"**{row['row']}**", "ours")
+        scores = (f"{row[metric]:.4f}" for metric in ("recall", "ndcg"))
+        lines.append([name, source, row.get("fitted", ""), row["knows"], row["seen"], *scores])
+    return grid(heads, lines)
 
 
 def segments(metrics: Sequence[str], parts: bool) -> str:
@@ -733,7 +735,7 @@ PARTS = {
     **{f"compare_{name.replace('-', '_')}": partial(comparison, name) for name in LOGS},
     "trees": lambda: trees(every_run=False),
     "trees_runs": lambda: trees(every_run=True),
-    "beauty": beauty,
+    **{f"arena_{name.replace('-', '_')}": partial(arena, name) for name in PUBLISHED},
     "segments_recall": lambda: segments(["recall"], parts=True),
     "segments_lists": lambda: segments([*LIST_METRICS], parts=False),
     "market": market,

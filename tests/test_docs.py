@@ -266,7 +266,7 @@ def test_tables_of_measurements_longer_than_eight_rows_are_benchmarks():
 
 def test_every_benchmark_and_every_result_has_its_line():
     text = BENCHMARKS.read_text()
-    scripts = {path.name for path in BENCHMARKS.parent.glob("*/*.py")}
+    scripts = {path.name for path in BENCHMARKS.parent.rglob("*.py")}
     assert scripts == set(re.findall(r"^\| `(\w+\.py)`", text, flags=re.M))
     results = {path.name for path in (ROOT / "results").glob("*.json")}
     listed = set(re.findall(r"`([\w-]+\.json)`", text))
