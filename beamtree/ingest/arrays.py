@@ -211,7 +211,8 @@ def count_targets(weights: Read | None, lengths: Array, start: Array) -> Array:
 def popularity_in_training(items: Read, lengths: Array, sections: Sections, num_items: int) -> Array:
     """How many events of training each item has [M]."""
     train = sections._replace(take=sections.take[:1])
-    return sum((np.bincount(part, minlength=num_items) for part in by_section(items, lengths, train)), np.int64(0))
+    parts = (np.bincount(part, minlength=num_items) for part in by_section(items, lengths, train))
+    return sum(parts, np.zeros(num_items, np.int64))
 
 
 def by_section(read: Read, lengths: Array, sections: Sections) -> Iterator[Array]:
