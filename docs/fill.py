@@ -255,8 +255,8 @@ def trees(every_run: bool) -> str:
 def arena(name: str) -> str:
     """Our rows of an arena beside published ones, best recall first."""
     published = PUBLISHED[name]
-    rows = [*read(f"arena-{name}")["rows"], *published["rows"]]
-    heads = ["row", "source", "fitted to", "also knows", "seen items", f"recall@{published['m']}", f"NDCG@{published['m']}"]
+    rows, m = [*read(f"arena-{name}")["rows"], *published["rows"]], published["m"]
+    heads = ["row", "source", "fitted to", "also knows", "seen items", f"recall@{m}", f"NDCG@{m}"]
     lines = []
     for row in sorted(rows, key=lambda row: -row["recall"]):
         name, source = (row["row"], row["source"]) if "source" in row else (f"**{row['row']}**", "ours")
