@@ -104,19 +104,27 @@ def test_the_items_of_known_users_are_to_be_found_from_all_that_the_model_knows(
 
 def test_unknown_users_and_known_pairs_are_left_out_and_told(tmp_path):
     path = tmp_path / "test.txt"
-    path.write_text("1 10 12 99 12\n2 11\n3 11\n")
-    known = {"1": [0, 3], "2": [2]}
+    path.write_text("1 10 12 99 12\n2 11\n3 11\n4 13\n")
+    known = {"1": [0, 3], "2": [2], "4": [3]}
     with pytest.warns(UserWarning, match=r"left out$") as told:
         users = read_users(
             path, Ids(["10", "11", "12", "13"]), items_of=lambda names: [known.get(n, []) for n in names]
         )
     assert [str(each.message) for each in told] == [
-        "1 of 3 users are unknown: they are left out",
-        "2 pairs are in the training log, or twice in this one: they are left out",
+        "1 of 4 users are unknown: they are left out",
+        "3 pairs are in the training log, or twice in this one: they are left out",
     ]
     x, y = users.batch(torch.arange(2))
     assert (x[:, :2].tolist(), y.tolist()) == ([[3, 0], [2, -1]], [[2, 4], [1, -1]])
     assert users.user_names() == ["1", "2"]
+
+
+def test_the_training_file_is_nothing_to_evaluate_on(folder, shop):
+    with (
+        pytest.warns(UserWarning, match="pairs are in the training log"),
+        pytest.raises(ValueError, match=r"^the model knows all items of these users: there is nothing to evaluate$"),
+    ):
+        shop.evaluate(m=10, data=folder / "train.txt")
 
 
 def test_a_file_of_users_whom_the_model_does_not_know_is_read_as_another_log(folder, shop, tmp_path):

@@ -76,8 +76,9 @@ def read_users(
         context: the columns of the model's contexts; those that the log does not have are not known.
         items_of: gives the items that the model knows of some users, none for an unknown one.
     """
-    rows, _ = _sorted_rows(log, columns, context=context)
-    if items_of is not None and all(map(has_user_lines, find_logs(log))):
+    logs = find_logs(log)
+    rows, _ = _sorted_rows(logs, columns, context=context)
+    if items_of is not None and all(map(has_user_lines, logs)):
         known = _known_users(rows, ids, items_of)
         if known is not None:
             return known
@@ -123,21 +124,26 @@ def _known_users(
         count = f"{len(new) - len(histories):,} of {len(new):,} users are unknown"
         warnings.warn(f"{count}: they are left out", UserWarning, stacklevel=4)
     numbers: dict[str, int] = {name: number for number, name in enumerate(ids.names)}
-    items, cuts, lengths, repeated = list[int](), list[int](), list[int](), 0
+    names, items, cuts, lengths, repeated = list[str](), list[int](), list[int](), list[int](), 0
     for user, history in histories.items():
         chosen = [numbers.setdefault(item, len(numbers)) for item in new[user]]  # unknown ones have their own numbers
-        targets = [item for item in dict.fromkeys(chosen) if item not in set(history)]
+        known = {*history}
+        targets = [item for item in dict.fromkeys(chosen) if item not in known]
         repeated += len(chosen) - len(targets)
-        items += [*history, *targets]
-        cuts.append(len(history))
-        lengths.append(len(history) + len(targets))
+        if targets:
+            names.append(user)
+            items += [*history, *targets]
+            cuts.append(len(history))
+            lengths.append(len(history) + len(targets))
     if repeated:
         message = f"{repeated:,} pairs are in the training log, or twice in this one: they are left out"
         warnings.warn(message, UserWarning, stacklevel=4)
+    if not names:
+        raise ValueError("the model knows all items of these users: there is nothing to evaluate")
     offsets = torch.nn.functional.pad(torch.tensor(lengths).cumsum(0), (1, 0))
     events = Events(offsets, torch.tensor(items), "other items of known users", ids)
-    rows_of = range(len(histories))
-    return KnownUsers(events, torch.tensor(cuts), user_ids=Ids(list(histories)), user_rows=rows_of, num_items=len(ids))
+    user_rows = range(len(names))
+    return KnownUsers(events, torch.tensor(cuts), user_ids=Ids(names), user_rows=user_rows, num_items=len(ids))
 
 
 def _sorted_rows(
