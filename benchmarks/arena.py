@@ -37,7 +37,7 @@ SEEN = {True: "left out", False: "kept"}
 LAST_TWO, LAST, TRAIN = "all but the last two", "all but the last", "all of train.txt"
 LEAVE_ONE_OUT_M, LIGHTGCN_M = 10, 20
 MIN_EVENTS = 5  # of a user in leave-one-out; those of both logs have them
-UNORDERED = ("ease", "ials", "user-knn")  # rows that do not read the order of events
+UNORDERED = ("popularity", "ease", "ials", "user-knn")  # rows that do not read the order of events
 
 Row = dict[str, Any]
 
