@@ -103,6 +103,8 @@ def test_parts_are_recorded_by_value_and_earlier_records_are_read(data):
     assert parts.weight_of("factors") == 3.0
     assert parts.part("factors").scale == 1.0
     assert POPULARITY not in parts.names
+    assert earlier["together, users"] == 0.0, "users counted the same before 0.3"
+    assert parts.part("memory").lists == 1, "the list of the graph has no weight"
 
 
 def test_a_log_of_one_item_is_refused_in_one_line(tmp_path):
