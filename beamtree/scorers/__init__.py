@@ -7,6 +7,7 @@ from beamtree.scorers.dot_product import DotProductScorer
 from beamtree.scorers.factors import FactorScorer
 from beamtree.scorers.fixed import FixedScorer
 from beamtree.scorers.linear import LinearScorer
+from beamtree.scorers.low_pass import LowPassScorer
 from beamtree.scorers.memory import MemoryScorer, SubtreeMaxScorer
 from beamtree.scorers.popularity import PopularityScorer
 from beamtree.scorers.repeats import RepeatScorer
@@ -20,6 +21,7 @@ SCORERS: tuple[type[Scorer], ...] = (
     DeepScorer,
     LinearScorer,
     FactorScorer,
+    LowPassScorer,
     MemoryScorer,
     PopularityScorer,
     RepeatScorer,
@@ -37,6 +39,7 @@ __all__ = [
     "FactorScorer",
     "FixedScorer",
     "LinearScorer",
+    "LowPassScorer",
     "MemoryScorer",
     "NodeTable",
     "PopularityScorer",
