@@ -11,7 +11,6 @@ from beamtree.scorers import (
     FactorScorer,
     FixedScorer,
     LinearScorer,
-    LowPassScorer,
     MemoryScorer,
     NodeTable,
     PopularityScorer,
@@ -59,12 +58,6 @@ def make_repeats(tree):
 def make_factors(tree):
     factors = rotate(torch.randn(tree.num_items, 6), 0.1, 0.05)
     return FactorScorer.from_factors(tree, factors, power=0.3), histories(tree.num_items)
-
-
-def make_low_pass(tree):
-    degrees = torch.randint(9, (tree.num_items,)).float()
-    vectors = torch.linalg.qr(torch.randn(tree.num_items, 6)).Q
-    return LowPassScorer.from_vectors(tree, vectors, degrees, power=0.3), histories(tree.num_items)
 
 
 def make_popularity(tree):

@@ -39,7 +39,6 @@ def make_varied_sum(tree):
 
 KINDS = [
     sample_scorers.make_linear,
-    sample_scorers.make_low_pass,
     sample_scorers.make_deep,
     sample_scorers.make_deep_without_sharing,
     sample_scorers.make_memory,

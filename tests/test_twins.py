@@ -39,7 +39,6 @@ from beamtree.scorers import (
     FactorScorer,
     FixedScorer,
     LinearScorer,
-    LowPassScorer,
     MemoryScorer,
     NodeTable,
     PopularityScorer,
@@ -145,16 +144,6 @@ def factors(scorer, tree, x):
     return dots(scorer, scorer.scale * torch.linalg.solve(system, rows.T @ weights))
 
 
-def low_pass(scorer, tree, x):
-    user, seen = torch.zeros(scorer.table.weight.shape[1]), set()
-    for t, item in enumerate(x[:HISTORY].tolist()):
-        leaf = int(tree.leaf_of_item(torch.tensor(item)))
-        if leaf != PAD and leaf not in seen and item < len(scorer.shares):
-            user += scorer.recency[t] * scorer.shares[item] * scorer.table.weight[leaf]
-        seen.add(leaf)
-    return dots(scorer, user)
-
-
 def sequence(scorer, tree, x):
     leaves = [leaf for _, leaf in history_of(tree, x[:HISTORY])][::-1]
     rows = scorer.table.weight.float()[leaves].unsqueeze(0)
@@ -240,7 +229,6 @@ def named(parts, tree, x):
 
 DEFINITIONS = {
     FactorScorer: factors,
-    LowPassScorer: low_pass,
     PopularityScorer: popularity,
     TrendScorer: trend,
     SequenceScorer: sequence,
@@ -277,11 +265,6 @@ def make_factors(tree):
     return FactorScorer.from_factors(tree, vectors, power=0.3).scaled(1.7)
 
 
-def make_low_pass(tree):
-    vectors = torch.linalg.qr(torch.randn(ITEMS, 5)).Q
-    return LowPassScorer.from_vectors(tree, vectors, torch.randint(9, (ITEMS,)).float(), power=0.3).scaled(1.7)
-
-
 def make_memory(tree):
     """Two lists: what is chosen together, and similar content as `Recommender` adds it."""
     key = torch.randperm(ITEMS**2)[:300]
@@ -312,7 +295,6 @@ def make_deep(tree, **how):
 MAKE = {
     "factors": make_factors,
     "memory": make_memory,
-    "low-pass": make_low_pass,
     "popularity": lambda tree: PopularityScorer.from_counts(tree, torch.randint(1, 90, (ITEMS,))).scaled(3.0),
     "trend": make_trend,
     "repeats": lambda tree: RepeatScorer(0.7),
@@ -322,7 +304,7 @@ MAKE = {
     "deep, no shared rows": lambda tree: make_deep(tree, share=False),
     "deep, not lifted": lambda tree: make_deep(tree, lift=False),
 }
-ALL_PARTS = ("factors", "memory", "low-pass", "repeats", "popularity", "trend", "sequence", "context", "deep")
+ALL_PARTS = ("factors", "memory", "repeats", "popularity", "trend", "sequence", "context", "deep")
 PARTS = {**{name: (name,) for name in MAKE}, "all but context": [n for n in ALL_PARTS if n != "context"]}
 PARTS |= {"all parts": ALL_PARTS, "linear": ()}
 

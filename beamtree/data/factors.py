@@ -28,33 +28,23 @@ def factors(events: Events, num_items: int, *, run_length: int | None = None, di
     that were chosen close in time are closer. D_r and D_i are the entries of each row and item. The vectors have length
     1 on average.
     """
+    device = events.offsets.device
     row, item = distinct_pairs(events, num_items, run_length)
     popularity = torch.bincount(item, minlength=num_items)
     value = (torch.bincount(row)[row] * popularity[item]).rsqrt()
     num_rows = int(row[-1]) + 1 if len(row) else 0
+    by_row, by_item = _products(row, item, value, (num_rows, num_items))
+    generator = torch.Generator(device).manual_seed(seed)
     width = min(dim, num_items, len(events))
-    vectors, strength = singular_vectors(row, item, value, (num_rows, num_items), width, seed)
-    vectors = vectors * strength
-    length: Tensor = vectors.norm(dim=1).mean()
-    return vectors / length
-
-
-def singular_vectors(
-    row: Tensor, column: Tensor, value: Tensor, shape: tuple[int, int], dim: int, seed: int = 0
-) -> tuple[Tensor, Tensor]:
-    """The leading right singular vectors of a sparse matrix, whose rows rise, and its singular values.
-
-    They are [columns, dim] and [dim].
-    """
-    by_row, by_column = _products(row, column, value, shape)
-    generator = torch.Generator(row.device).manual_seed(seed)
-    basis = torch.randn(shape[1], dim, generator=generator, device=row.device)
+    basis = torch.randn(num_items, width, generator=generator, device=device)
     for _ in range(ROUNDS):
-        basis = by_column(by_row(basis))
+        basis = by_item(by_row(basis))
         axes, strength = _principal_axes(basis)
         basis = basis @ (axes / strength.clamp(min=1e-6 * strength[0]))
     axes, strength = _principal_axes(by_row(basis))
-    return basis @ axes, strength
+    vectors: Tensor = basis @ axes * strength
+    length: Tensor = vectors.norm(dim=1).mean()
+    return vectors / length
 
 
 def _principal_axes(matrix: Tensor) -> tuple[Tensor, Tensor]:

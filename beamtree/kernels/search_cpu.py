@@ -18,7 +18,7 @@ from beamtree.kernels.threads import in_spans
 from beamtree.mask import NodeMask
 from beamtree.tree import Tree
 
-MAX_PRODUCTS = 5  # of a sum
+MAX_PRODUCTS = 4  # of a sum
 MAX_JOINED = 1 << 25  # partners of several memories, which are copied after every change of items
 
 

@@ -5,7 +5,6 @@ from beamtree.parts.content import ContentPart
 from beamtree.parts.context import ContextPart
 from beamtree.parts.deep import DeepPart
 from beamtree.parts.factors import FactorsPart
-from beamtree.parts.graph import LowPassPart
 from beamtree.parts.memory import MemoryPart
 from beamtree.parts.popularity import PopularityPart
 from beamtree.parts.repeats import RepeatsPart
@@ -17,7 +16,6 @@ from beamtree.parts.trend import TrendPart
 PARTS: tuple[Part, ...] = (
     FactorsPart(),
     MemoryPart(),
-    LowPassPart(),
     RepeatsPart(),
     PopularityPart(),
     TrendPart(),

@@ -7,7 +7,6 @@ from beamtree.scorers.dot_product import DotProductScorer
 from beamtree.scorers.factors import FactorScorer
 from beamtree.scorers.fixed import FixedScorer
 from beamtree.scorers.linear import LinearScorer
-from beamtree.scorers.low_pass import LowPassScorer
 from beamtree.scorers.memory import MemoryScorer, SubtreeMaxScorer
 from beamtree.scorers.popularity import PopularityScorer
 from beamtree.scorers.repeats import RepeatScorer
@@ -21,7 +20,6 @@ SCORERS: tuple[type[Scorer], ...] = (
     DeepScorer,
     LinearScorer,
     FactorScorer,
-    LowPassScorer,
     MemoryScorer,
     PopularityScorer,
     RepeatScorer,
@@ -39,7 +37,6 @@ __all__ = [
     "FactorScorer",
     "FixedScorer",
     "LinearScorer",
-    "LowPassScorer",
     "MemoryScorer",
     "NodeTable",
     "PopularityScorer",
