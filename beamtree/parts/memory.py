@@ -107,14 +107,15 @@ def cooccurring_items(form: ClosedForm) -> PartnerList:
     def whole(penalty: float, user_power: float) -> CSR:
         return fitted(penalty, user_power, form.order, most)
 
-    def trial(penalty: float, user_power: float = 0.0) -> Scorer:
+    @lru_cache(4)  # the best λ is tried again beside the weights of users
+    def trial(penalty: float, user_power: float) -> Scorer:
         if len(form.order) <= WHOLE:  # a trial would take as long
             partners = whole(penalty, user_power).head(PARTNERS)
         else:
             partners = fitted(penalty, user_power, form.trial_items, PARTNERS, FEATURES // 2)
         return form.memory([partners], [recency_weights(0.0)])
 
-    penalty = form.hill_climb("together, λ", PENALTIES, trial, FIRST_CUTS)
+    penalty = form.hill_climb("together, λ", PENALTIES, lambda each: trial(each, 0.0), FIRST_CUTS)
     user_power = form.hill_climb(USERS, USER_POWERS, lambda each: trial(penalty, each), FIRST_CUTS, 0.0, first=0)
     partners = whole(penalty, user_power)
     power = form.power("together", lambda each: form.memory([partners], [recency_weights(each)]))
