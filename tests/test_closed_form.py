@@ -13,7 +13,7 @@ from sample_logs import by_user, repeating_events
 from beamtree import PAD, random_tree
 from beamtree.closed_form import als, ridge
 from beamtree.closed_form.als import implicit_als, rotate
-from beamtree.closed_form.cooccurrence import cooccurrence, sum_entries
+from beamtree.closed_form.cooccurrence import cooccurrence, cooccurring_pairs, sum_entries
 from beamtree.closed_form.ridge import follow_partners, ridge_partners
 from beamtree.closed_form.transitions import next_partners, pairs_of_cuts, past_and_future
 from beamtree.data import HISTORY, BeforeAfter, Events
@@ -54,6 +54,17 @@ def test_cooccurrence_counts_users_that_have_both(monkeypatch, cells):
     events = repeating_events()
     matrix = chosen_matrix(events)
     assert np.array_equal(dense(cooccurrence(events, NUM_ITEMS)).numpy(), matrix.T @ matrix)
+
+
+@pytest.mark.parametrize("cells", [1 << 26, 0], ids=["summed whole", "sorted"])
+def test_a_user_of_n_items_counts_a_power_of_n(monkeypatch, cells):
+    monkeypatch.setattr("beamtree.closed_form.cooccurrence.DENSE", cells)
+    events = repeating_events()
+    matrix = chosen_matrix(events)
+    expected = matrix.T @ (matrix.sum(1, keepdims=True) ** -0.25 * matrix)
+    assert dense(cooccurrence(events, NUM_ITEMS, 0.25)).numpy() == pytest.approx(expected, rel=1e-5)
+    pairs = sum_entries(cooccurring_pairs(events, NUM_ITEMS, 0.25), NUM_ITEMS, torch.device("cpu"))
+    assert dense(pairs).numpy() == pytest.approx(expected, rel=1e-5)
 
 
 def test_a_user_of_many_events_counts_in_runs(monkeypatch):

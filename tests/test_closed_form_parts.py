@@ -13,7 +13,7 @@ from beamtree.closed_form.ridge import PENALTIES
 from beamtree.metrics import hits
 from beamtree.parts import PARTS, closed_form
 from beamtree.parts.closed_form import ClosedForm
-from beamtree.parts.memory import FIRST_CUTS, later_items, num_partners
+from beamtree.parts.memory import FIRST_CUTS, USERS, cooccurring_items, later_items, num_partners
 from beamtree.scorers import FixedScorer, SumScorer
 from beamtree.scorers.popularity import POPULARITY
 from beamtree.scorers.sum import calibrated
@@ -103,6 +103,33 @@ def test_parts_are_recorded_by_value_and_earlier_records_are_read(data):
     assert parts.weight_of("factors") == 3.0
     assert parts.part("factors").scale == 1.0
     assert POPULARITY not in parts.names
+    assert earlier["together, users"] == 0.0, "users counted the same before 0.3"
+    assert parts.part("memory").lists == 1, "the list of the graph has no weight"
+
+
+def test_weights_of_users_change_nothing_where_all_have_as_many_items(tmp_path):
+    """λ is scaled with the matrix, so that one that was chosen without weights means the same with them."""
+    rows = [(f"u{user}", f"i{(user * user + 7 * time) % 40}", time) for user in range(80) for time in range(20)]
+    bt.prepare(pl.DataFrame(rows, schema=["user", "item", "time"], orient="row"), tmp_path / "once", val_users=20)
+    data = bt.load_data(tmp_path / "once")
+    tree, known = bt.cluster_tree(data), {"together, λ": 3.0, "together, recency": 0.0}
+
+    def partners(power):
+        hyperparameters = {**known, USERS: power}
+        return cooccurring_items(ClosedForm(tree, data, hyperparameters=hyperparameters, parts=PARTS)).partners
+
+    same, weighed = partners(0.0), partners(0.5)
+    torch.testing.assert_close(weighed.values, same.values, rtol=1e-3, atol=1e-5)
+
+
+def test_partners_on_the_graph_are_used_where_they_have_a_weight(data):
+    chosen = dict(started(data).scorer.hyperparameters)
+    assert "graph" in chosen["weights"]
+    chosen["weights"] = dict.fromkeys(chosen["weights"], 0.0) | {"graph": 2.0}
+    tree = bt.cluster_tree(data)
+    parts = ClosedForm(tree, data, hyperparameters=chosen, parts=PARTS).fit()
+    assert parts.part("memory").lists == 1
+    assert recall(bt.TreeModel(tree, parts), data.test) > 0.3
 
 
 def test_a_log_of_one_item_is_refused_in_one_line(tmp_path):

@@ -208,15 +208,18 @@ def dense(rows):
     return found.numpy()
 
 
+@pytest.mark.parametrize("power", [0.0, 0.5])
 @pytest.mark.parametrize("device", ["cpu", "any"])
-def test_cooccurrence_multiplies_the_roots_of_weights(monkeypatch, device):
+def test_cooccurrence_multiplies_the_roots_of_weights(monkeypatch, device, power):
+    """A user of n items counts n⁻ᵃ, whatever the weights are: old events of a log that fades count less."""
     events = weighted_events()
     root = np.sqrt(weighted_matrix(events))
     if device == "any":  # the way of other devices
-        found = sum_entries(cooccurring_pairs(events, NUM_ITEMS), NUM_ITEMS, torch.device("cpu"))
+        found = sum_entries(cooccurring_pairs(events, NUM_ITEMS, power), NUM_ITEMS, torch.device("cpu"))
     else:
-        found = cooccurrence(events, NUM_ITEMS)
-    assert dense(found) == pytest.approx(root.T @ root, rel=1e-4, abs=1e-5)
+        found = cooccurrence(events, NUM_ITEMS, power)
+    of_users = (root > 0).sum(1, keepdims=True) ** -power
+    assert dense(found) == pytest.approx(root.T @ (of_users * root), rel=1e-4, abs=1e-5)
 
 
 def test_als_minimises_the_weighted_loss():

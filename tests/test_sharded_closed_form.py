@@ -8,6 +8,7 @@ import beamtree as bt
 from beamtree.builders import learn_tree
 from beamtree.closed_form import als, cooccurrence, ridge
 from beamtree.closed_form.als import implicit_als
+from beamtree.closed_form.graph import graph_partners
 from beamtree.closed_form.ridge import EASE, Regression, follow_partners, ridge_partners
 from beamtree.closed_form.transitions import next_partners, past_and_future
 from beamtree.data import Events
@@ -18,6 +19,7 @@ from beamtree.distributed import exchange
 from beamtree.distributed.closed_form import (
     sharded_als,
     sharded_cooccurrence,
+    sharded_graph,
     sharded_partners,
     sharded_past_and_future,
     sharded_rules,
@@ -181,6 +183,7 @@ def all_partners(name, *which):
         "together": ridge_partners(gram, order, 2.0, most, features=12),
         "some": ridge_partners(gram, order[:21], 2.0, most, features=12),
         "follows": follow_partners(past, future, order, 0.5, most, features=12),
+        "graph": graph_partners(cooccurrence.cooccurrence(events, 53, 1.0), torch.arange(53), 53),
         "next": next_partners(events, 53, most=most),
     }
     return {kind: dense(each).tolist() for kind, each in found.items()}, len(gram.values)
@@ -196,6 +199,7 @@ def own_partners(name, *which):
         "together": sharded_partners(EASE(gram, 2.0, 12), order, most),
         "some": sharded_partners(EASE(gram, 2.0, 12), order[:21], most),
         "follows": sharded_partners(Regression(past, future, 0.5, 12), order, most),
+        "graph": sharded_graph(events, 53, 53),
         "next": sharded_rules(events, 53, most),
     }
     return {kind: dense(gathered(each)).tolist() for kind, each in found.items()}, len(gram.values)

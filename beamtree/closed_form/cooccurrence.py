@@ -47,6 +47,10 @@ class ItemMatrix(CSR):
         index, entries = entries_of_rows(self.offsets, which)
         return index, self.columns[entries], self.values[entries]
 
+    def row_sums(self) -> Tensor:
+        """[M]."""
+        return self.values.new_zeros(len(self)).index_add_(0, self.row_of_entry(), self.values)
+
     def diagonal(self) -> Tensor:
         """[M]."""
         row = self.row_of_entry()
@@ -162,22 +166,25 @@ def sum_products(first: CSR, second: CSR, num_items: int) -> ItemMatrix:
     return ItemMatrix(*sparse.sum_products(a, b, num_items))
 
 
-def cooccurrence(events: Events, num_items: int) -> ItemMatrix:
+def cooccurrence(events: Events, num_items: int, power: float = 0.0) -> ItemMatrix:
     """XᵀX: how many users, or runs of users with many events, chose both of two items.
 
-    Where events have weights, X has their square roots.
+    Where events have weights, X has their square roots. With a power a, a user or run of n items counts n⁻ᵃ.
     """
     if events.offsets.device.type == "cpu":
-        runs = items_of_runs(events, num_items)
+        runs = items_of_runs(events, num_items, power)
         values = torch.ones(len(runs.columns)) if runs.values is None else runs.values
         chosen = CSR(runs.offsets, runs.columns.int(), values)
         return sum_products(chosen, chosen, num_items)
     with one_thread():
-        return sum_entries(cooccurring_pairs(events, num_items), num_items, events.offsets.device)
+        return sum_entries(cooccurring_pairs(events, num_items, power), num_items, events.offsets.device)
 
 
-def items_of_runs(events: Events, num_items: int) -> CSR:
-    """The distinct items of each user, or of each run of at most LONGEST events, with the roots of their weights."""
+def items_of_runs(events: Events, num_items: int, power: float = 0.0) -> CSR:
+    """The distinct items of each user, or of each run of at most LONGEST events, with the roots of their weights.
+
+    With a power a, the weights in a row of n items are multiplied by n⁻ᵃ.
+    """
     count = events.counts()
     runs = -(-count // LONGEST)
     user = torch.repeat_interleave(runs)
@@ -185,12 +192,15 @@ def items_of_runs(events: Events, num_items: int) -> CSR:
     starts = events.offsets[:-1][user] + run * count[user] // runs[user]
     in_runs = replace(events, offsets=torch.cat([starts, events.offsets[-1:]]))
     row, item, weight = weighted_pairs(in_runs, num_items)
+    if power:
+        share = torch.bincount(row).float()[row] ** -power
+        weight = share if weight is None else share * weight
     return group_rows(row, item, int(row.max()) + 1 if len(row) else 0, None if weight is None else weight.sqrt())
 
 
-def cooccurring_pairs(events: Events, num_items: int) -> Iterator[Entries]:
+def cooccurring_pairs(events: Events, num_items: int, power: float = 0.0) -> Iterator[Entries]:
     """Every pair of items of each user, or of each run of at most LONGEST events."""
-    runs = items_of_runs(events, num_items)
+    runs = items_of_runs(events, num_items, power)
     for rows, items, real in runs.pairs(PAIRS_AT_ONCE):
         roots = runs.padded_values(rows, items.shape[1])
         first, second = (part.expand_as(real)[real] for part in (items.unsqueeze(2), items.unsqueeze(1)))

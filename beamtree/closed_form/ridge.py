@@ -210,11 +210,11 @@ def strongest_partners(entries: Entries, num_items: int, most: int) -> CSR:
     return strongest_in_rounds(*entries, num_items, most)
 
 
-def climb(values: Sequence[T], attempt: Callable[[T], bool]) -> None:
-    """Try the middle value, then up and down from it, in each direction until `attempt` is False."""
-    middle = len(values) // 2
-    attempt(values[middle])
-    for direction in (values[middle + 1 :], values[:middle][::-1]):
+def climb(values: Sequence[T], attempt: Callable[[T], bool], first: int | None = None) -> None:
+    """Try the middle value, or the `first`-th, then up and down from it, in each direction until `attempt` is False."""
+    first = len(values) // 2 if first is None else first
+    attempt(values[first])
+    for direction in (values[first + 1 :], values[:first][::-1]):
         for value in direction:
             if not attempt(value):
                 break

@@ -21,6 +21,7 @@ from beamtree.closed_form.cooccurrence import (
     sum_cells,
     sum_entries,
 )
+from beamtree.closed_form.graph import graph_partners
 from beamtree.closed_form.part_weights import BATCH, Candidates, Results
 from beamtree.closed_form.ridge import (
     EASE,
@@ -73,11 +74,14 @@ class ShardedClosedForm(ClosedForm):
         part.table = ShardedTable.of(part.table, Shard.of(self.tree, ranks()))
         return part
 
-    def count_pairs(self) -> ItemMatrix:
-        return sharded_cooccurrence(self.log, self.data.num_items, self.order)
+    def count_pairs(self, power: float = 0.0) -> ItemMatrix:
+        return sharded_cooccurrence(self.log, self.data.num_items, self.order, power)
 
     def fit_ridge(self, gram: ItemMatrix, order: Tensor, penalty: float, most: int, features: int = FEATURES) -> CSR:
         return sharded_partners(EASE(gram, penalty, features), order, most)
+
+    def fit_graph(self, most: int) -> CSR:
+        return sharded_graph(self.log, self.data.num_items, most)
 
     def fit_rules(self, most: int) -> CSR:
         return sharded_rules(self.log, self.data.num_items, most)
@@ -236,6 +240,9 @@ class ShardedMatrix(ItemMatrix):
     def row_of_entry(self) -> Tensor:
         return torch.repeat_interleave(super().counts())
 
+    def row_sums(self) -> Tensor:
+        return ranks().sum_(super().row_sums())
+
     def diagonal(self) -> Tensor:
         return ranks().sum_(super().diagonal())
 
@@ -278,9 +285,9 @@ def _sent(entries: Iterator[Entries], num_items: int, owner: Tensor) -> Iterator
 
 
 @one_thread()
-def sharded_cooccurrence(events: Events, num_items: int, order: Tensor | None = None) -> ItemMatrix:
+def sharded_cooccurrence(events: Events, num_items: int, order: Tensor | None = None, power: float = 0.0) -> ItemMatrix:
     """`cooccurrence` over ranks; `order` as for `sum_sharded`."""
-    pairs = cooccurring_pairs(own_users(events), num_items)
+    pairs = cooccurring_pairs(own_users(events), num_items, power)
     return sum_sharded(pairs, num_items, events.offsets.device, order)
 
 
@@ -304,6 +311,13 @@ def sharded_rules(events: Events, num_items: int, most: int) -> CSR:
     matrix = sum_sharded(near_pairs(own), num_items, events.offsets.device)
     popularity = ranks().sum_(own.popularity(num_items))
     return rules_of(matrix, own_rows(num_items, events.offsets.device), popularity, POPULAR, most)
+
+
+@one_thread()
+def sharded_graph(events: Events, num_items: int, most: int) -> CSR:
+    """`graph_partners` of this rank's items."""
+    gram = sharded_cooccurrence(events, num_items, power=1.0)
+    return graph_partners(gram, own_rows(num_items, events.offsets.device), most)
 
 
 def sharded_partners(solver: BlockSolver, order: Tensor, most: int) -> CSR:

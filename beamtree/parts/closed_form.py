@@ -10,6 +10,7 @@ from torch import Tensor
 from beamtree.beam import DEFAULT_BEAM_SIZE
 from beamtree.closed_form.als import STRENGTHS, implicit_als
 from beamtree.closed_form.cooccurrence import ItemMatrix, cooccurrence
+from beamtree.closed_form.graph import graph_partners
 from beamtree.closed_form.part_weights import BATCH, USERS, choose_weights, for_each_batch
 from beamtree.closed_form.ridge import FEATURES, climb, follow_partners, ridge_partners
 from beamtree.closed_form.transitions import next_partners, past_and_future
@@ -233,8 +234,9 @@ class ClosedForm(Fitting):
         make: Callable[[float], Scorer],
         cuts: Sequence[int] = (10, 50, 200),
         default: float | None = None,
+        first: int | None = None,
     ) -> float:
-        """The value of the highest quality, tried from the middle up and down while the quality rises.
+        """The value of the highest quality, tried from the middle, or `first`, up and down while the quality rises.
 
         Without validation users it is the default, or the middle.
         """
@@ -246,7 +248,7 @@ class ClosedForm(Fitting):
                 qualities[value] = self.quality(make(value), cuts)
                 return qualities[value] == max(qualities.values())
 
-            climb(values, attempt)
+            climb(values, attempt, first)
             return max(qualities, key=qualities.__getitem__)
 
         return self.chosen(what, choose, values[len(values) // 2] if default is None else default)
@@ -280,11 +282,15 @@ class ClosedForm(Fitting):
     ) -> TrendScorer:
         return TrendScorer.from_counts(self.tree, counts.to(self.tree.device), half_lives, weights, end)
 
-    def count_pairs(self) -> ItemMatrix:
-        return cooccurrence(self.log, self.data.num_items)
+    def count_pairs(self, power: float = 0.0) -> ItemMatrix:
+        return cooccurrence(self.log, self.data.num_items, power)
 
     def fit_ridge(self, gram: ItemMatrix, order: Tensor, penalty: float, most: int, features: int = FEATURES) -> CSR:
         return ridge_partners(gram, order, penalty, most, features=features)
+
+    def fit_graph(self, most: int) -> CSR:
+        items = torch.arange(self.data.num_items, device=self.device)
+        return graph_partners(self.count_pairs(power=1.0), items, most)
 
     def fit_rules(self, most: int) -> CSR:
         return next_partners(self.log, self.data.num_items, most=most)

@@ -1,11 +1,12 @@
 """The memory part: lists of partners of every item, from three ways to count which items go together."""
 
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, lru_cache
 from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
+from beamtree.closed_form.cooccurrence import LONGEST
 from beamtree.closed_form.part_weights import CUTS
 from beamtree.closed_form.ridge import FEATURES, PENALTIES, WHOLE
 from beamtree.data.csr import CSR
@@ -17,6 +18,8 @@ from beamtree.scorers import MemoryScorer, Scorer
 from beamtree.scorers.memory import PARTNERS, recency_weights
 
 FIRST_CUTS = (10, 50)  # cuts at which λ of co-occurrence is chosen: factors dominate at larger m
+USERS = "together, users"  # a, where a user of n items counts n⁻ᵃ among those that chose items together
+USER_POWERS = (0.0, 0.25, 0.5)
 FOLLOW = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0, 1e4)  # λ of transitions
 FOLLOW_POWER = 0.5  # of recency weights of transitions
 ENTRIES = 1_500_000  # total partners in a small catalogue, where that is more than PARTNERS per item
@@ -37,14 +40,14 @@ class PartnerList(NamedTuple):
 
 
 class MemoryPart(ClosedFormPart):
-    """One memory of up to three lists; each is weighed as a candidate of its own."""
+    """One memory of up to four lists; each is weighed as a candidate of its own."""
 
     name = "memory"
-    stages: ClassVar = {"together": 35, "next": 8, "follows": 17, "partners": 3}
+    stages: ClassVar = {"together": 40, "graph": 4, "next": 8, "follows": 17, "partners": 3}
     combined_last = True  # the number of partners is chosen with all other parts in the sum
 
     def fit_candidates(self, form: ClosedForm) -> FittedCandidates:
-        fits = {"together": cooccurring_items, "next": next_items}
+        fits = {"together": cooccurring_items, "graph": near_items, "next": next_items}
         if form.ordered:
             fits["follows"] = later_items
         lists = {name: fit(form) for name, fit in fits.items() if form.is_used(name)}
@@ -89,21 +92,40 @@ def max_partners(form: ClosedForm) -> int:
 
 def cooccurring_items(form: ClosedForm) -> PartnerList:
     """Items that are chosen by the same users."""
-    form.stages.begin("together", len(PENALTIES) + len(POWERS))
-    gram, most = form.count_pairs(), max_partners(form)
+    form.stages.begin("together", len(PENALTIES) + len(USER_POWERS) + len(POWERS))
+    most = max_partners(form)
+    counts = form.log.counts().clamp(min=1, max=LONGEST).double()
+    count_pairs = lru_cache(1)(form.count_pairs)  # one matrix at a time: it is large
+    if "weights" in form.hyperparameters:
+        form.hyperparameters.setdefault(USERS, 0.0)  # of an earlier fit that had none
+
+    def fitted(penalty: float, user_power: float, order: Tensor, number: int, features: int = FEATURES) -> CSR:
+        share = float((counts ** (1 - user_power)).sum() / counts.sum())  # what the diagonal of the matrix is of XᵀX
+        return form.fit_ridge(count_pairs(user_power), order, penalty * share, number, features)
 
     @cache
-    def whole(penalty: float) -> CSR:
-        return form.fit_ridge(gram, form.order, penalty, most)
+    def whole(penalty: float, user_power: float) -> CSR:
+        return fitted(penalty, user_power, form.order, most)
 
-    def trial(penalty: float) -> Scorer:
+    @lru_cache(4)  # the best λ is tried again beside the weights of users
+    def trial(penalty: float, user_power: float) -> Scorer:
         if len(form.order) <= WHOLE:  # a trial would take as long
-            partners = whole(penalty).head(PARTNERS)
+            partners = whole(penalty, user_power).head(PARTNERS)
         else:
-            partners = form.fit_ridge(gram, form.trial_items, penalty, PARTNERS, features=FEATURES // 2)
+            partners = fitted(penalty, user_power, form.trial_items, PARTNERS, FEATURES // 2)
         return form.memory([partners], [recency_weights(0.0)])
 
-    partners = whole(form.hill_climb("together, λ", PENALTIES, trial, FIRST_CUTS))
+    penalty = form.hill_climb("together, λ", PENALTIES, lambda each: trial(each, 0.0), FIRST_CUTS)
+    user_power = form.hill_climb(USERS, USER_POWERS, lambda each: trial(penalty, each), FIRST_CUTS, 0.0, first=0)
+    partners = whole(penalty, user_power)
+    power = form.power("together", lambda each: form.memory([partners], [recency_weights(each)]))
+    return PartnerList(partners, recency_weights(power))
+
+
+def near_items(form: ClosedForm) -> PartnerList:
+    """Items two steps away on the graph of users and items, read like those of `cooccurring_items`."""
+    form.stages.begin("graph", 1)
+    partners = form.fit_graph(max_partners(form))
     power = form.power("together", lambda each: form.memory([partners], [recency_weights(each)]))
     return PartnerList(partners, recency_weights(power))
 
