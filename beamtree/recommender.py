@@ -116,7 +116,8 @@ class Recommender:
         sequence: train a transformer over the order of events too, and add it where validation users find more with it.
             Default: on a GPU, and on a CPU for logs of at least 50,000 events, except with `steps=0`.
         minutes: how long it is trained, at most; the model then depends on the speed of the machine. A split by time
-            leaves a quarter to the refit. Default: 5 on a CPU; on a GPU as long as validation users find more.
+            or of pairs leaves a quarter to the refit. Default: 5 on a CPU; on a GPU as long as validation users find
+            more.
         refit: fit the closed-form parts again at the end, to all users, those that validate and test too; what is
             measured is the model before. Default: wherever there are closed-form parts.
         tree: the kind of tree: cluster, category, random, or a file written by `beamtree tree`. In Python also a
@@ -389,8 +390,8 @@ class Recommender:
             self._read_catalogue, self._masks, self._measured, self._first = None, MaskCache(), None, None
             if settings.refit and data.all is not None:
                 self._measured = model, before.eval()
-                own = not isinstance(options.tree, str | Path) or bool(settings.parts_from_outside)
-                self._first = before if own or keeps_first(before, data) else None
+                from_python = not isinstance(options.tree, str | Path) or bool(settings.parts_from_outside)
+                self._first = before if from_python or keeps_first(before, data) else None
             if about_items is not None:
                 report.write(*added_report(self._update_items(about_items, similar=False).new))
             report.write(f"Fitted in {clock(time_now() - began)}.")

@@ -66,13 +66,13 @@ def run_page(page, workspace):
     return printed, names
 
 
-def assert_same_output(printed, expected):
-    """Equal word by word, numbers to 1 %."""
+def assert_same_output(printed, expected, points=0.0):
+    """Equal word by word, numbers to 1 %, or to so many points where few users were measured."""
     words, others = printed.split(), expected.split()
     assert len(words) == len(others), printed
     for word, other in zip(words, others, strict=True):
         if re.fullmatch(r"\d+\.\d+", other):
-            assert float(word) == pytest.approx(float(other), rel=0.01), printed
+            assert float(word) == pytest.approx(float(other), rel=0.01, abs=points), printed
         else:
             assert word == other, printed
 
@@ -158,7 +158,8 @@ def test_the_page_on_renewal_runs_and_prints_what_it_shows(workspace):
     done = beamtree("renew", "runs/nightly", "today.parquet", folder=workspace[0])
     (shown,) = blocks(page, "text")
     for line, other in zip(done.stdout.splitlines()[:-1], shown.splitlines()[:-1], strict=True):  # the last has a time
-        assert_same_output(line.replace("%", " %"), other.replace("%", " %"))
+        line, other = (text.translate({ord(c): f" {c} " for c in "%(+)"}) for text in (line, other))
+        assert_same_output(line, other, points=3.0)  # one of 17 users is 6 points, and processors round differently
 
 
 @pytest.mark.extended

@@ -15,6 +15,7 @@ from beamtree.data import Events
 from beamtree.live.edits import with_items
 from beamtree.live.placement import Placement
 from beamtree.parts import Fitting
+from beamtree.parts import sequence as sequence_part
 from beamtree.parts.sequence import (
     REFRESH,
     SEQUENCE,
@@ -302,6 +303,16 @@ def test_the_part_is_left_out_where_it_does_not_help(walkers):
             assert result.hyperparameters[SEQUENCE]["gain"] == 0
             assert "left out" in parts_report(result)[0]
     assert added < 6
+
+
+def test_a_part_that_cannot_help_is_left_out(walkers, monkeypatch):
+    """One that scores all items alike."""
+    monkeypatch.setattr(sequence_part, "_first_vectors", lambda num_items, dim, start, seed: torch.ones(num_items, dim))
+    settings = replace(SMALL, lr=0.0, steps=2, check_every=1)
+    fitting = Fitting(walkers.model.tree, walkers.data, seed=0, first_level=walkers.model.first_level)
+    result = SequencePart(settings).add(walkers.model.scorer.drop_zero_parts(), fitting)
+    assert SEQUENCE not in result.names
+    assert result.hyperparameters[SEQUENCE]["gain"] == 0
 
 
 @pytest.mark.extended

@@ -109,13 +109,14 @@ def evaluate_run(
     options.check_outputs(json)
     served = open_model(run, device)
     prepared = open_data(run, served, data)
+    changes = None if log is None else load_changes(run)
 
     def users_of(exclude_seen: bool) -> BeforeAfter:
         if log is None:
             return options.users_of(prepared, split)
         from beamtree.ingest.user_events import read_users  # polars takes a moment to import
 
-        context, ids, changes = list(context_values(served.scorer)), ids_of(run, served), load_changes(run)
+        context, ids = list(context_values(served.scorer)), ids_of(run, served)
         known = Users(prepared, {} if changes is None else changes.events, {})
         items_of = partial(known.items, ids=ids)
         return read_users(log, ids, columns, exclude_seen=exclude_seen, context=context, items_of=items_of)

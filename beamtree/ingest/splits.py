@@ -41,10 +41,7 @@ PAIRS_SHARE = 0.1  # that are held out, where a split of pairs names no share
 TRAIN, VAL, TEST = map(SPLITS.index, ("train", "val", "test"))
 WHOLE = SECTIONS.index(ALL)
 MAX_EVAL_USERS, EVAL_FRACTION = 1000, 20  # one user in 20, at most 1,000, validate, and as many test
-MAX_VAL_USERS, TEST_FRACTION = (
-    2000,
-    4,
-)  # of a split by time or pairs: one in 4, at most 1,000, test, others validate
+MAX_VAL_USERS, TEST_FRACTION = 2000, 4  # of a split by time or pairs: one in 4, at most 1,000, test
 MIN_CUT_USERS = 200  # with something to predict, from which a split by time or of pairs is the default
 MIN_REPEATS = 1000  # of pairs of items, from which a log says whether it is in order
 EVAL_EVENTS = 10  # minimum of a validation or test user, if enough users have them

@@ -1,4 +1,4 @@
-"""The memory part: lists of partners of every item, from three ways to count which items go together."""
+"""The memory part: lists of partners of every item, from four ways to count which items go together."""
 
 from collections.abc import Callable, Mapping
 from functools import cache, lru_cache

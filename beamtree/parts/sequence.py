@@ -181,8 +181,8 @@ class SequencePart(Part):
         if best.trial is not None:
             record = asdict(replace(settings, minutes=None))
             result.hyperparameters[self.name] |= {"steps": best.steps, "settings": record}
-            if more := best.more_steps:
-                result.hyperparameters[self.name] |= {"more_steps": more}
+            if best.more_steps and data.all is not None:
+                result.hyperparameters[self.name] |= {"more_steps": best.more_steps}
         if best.too_slow is not None:
             result.hyperparameters[self.name] |= {"too_slow": best.too_slow}
         return result
