@@ -72,10 +72,7 @@ class InputColumns(NamedTuple):
             return x
         if not any(to):
             return items
-        none = x[:, :0]
-        if not to.clock:
-            times = request = none
-        return Inputs(items, times, request, context if to.contexts else none).joined()
+        return torch.cat([items, *([times, request] if to.clock else []), *([context] if to.contexts else [])], dim=1)
 
     def check(self, x: Tensor) -> None:
         """Raise a ValueError in one line where x has no such columns."""
