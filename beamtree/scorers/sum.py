@@ -85,8 +85,8 @@ class SumScorer(TableScorer):
 
     @property
     def columns(self) -> InputColumns:
-        of_parts = [part.columns for part in self.scorers().values()]
-        return InputColumns(any(each.clock for each in of_parts), max(each.contexts for each in of_parts))
+        clock, contexts = zip(*[part.columns for part in self.scorers().values()], strict=True)
+        return InputColumns(any(clock), max(contexts))
 
     def input_of(self, part: Scorer, x: Tensor) -> Tensor:
         """What one of the parts reads of x."""
