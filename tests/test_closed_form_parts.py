@@ -10,6 +10,7 @@ import beamtree as bt
 from beamtree.closed_form.calibration import calibrate, logistic
 from beamtree.closed_form.part_weights import Candidates, choose_weights, weigh_parts
 from beamtree.closed_form.ridge import PENALTIES
+from beamtree.kernels import plain_operations
 from beamtree.metrics import hits
 from beamtree.parts import PARTS, closed_form
 from beamtree.parts.closed_form import ClosedForm
@@ -343,6 +344,9 @@ def test_a_calibration_keeps_the_order_and_no_probability_is_0_or_1(kind):
     assert bool((points.diff(dim=1) > 0).all())
     at = torch.tensor([-torch.inf, -3e38, -1e9, -1.0, 0.0, 1.0, 2.0, 3.0, 7.0, 1e9, 3e38])
     found = calibrated(points, at)
+    assert found.dtype == torch.float32
+    with plain_operations():
+        torch.testing.assert_close(found, calibrated(points, at))
     assert bool((found.diff() >= 0).all())
     assert found[0] == -torch.inf
     p = torch.nn.functional.logsigmoid(found[1:]).exp()

@@ -58,6 +58,7 @@ FORGOTTEN, HIDDEN, NEW = [3, 4, 5, 17], [8, 9, 20], 2
 
 FUNCTIONS = {
     "search_cpu.search": ("beam.walk_to_items", "test_it_finds_what_the_plain_search_does"),
+    "sequence_cpu.last_states": ("scorers.sequence.SequenceEncoder.last", "test_users_are_those_of_the_encoder"),
     "search_cpu.fold_in": ("scorers.factors.fold_in", "test_fold_in_is_as_defined"),
     "cuda_graphs.CudaGraphCache": ("beam.walk_to_items", "test_a_recorded_search_finds_what_a_plain_one_does"),
     "select.select": ("beam._select", "test_the_best_are_kept_and_expanded"),
@@ -92,7 +93,7 @@ FUNCTIONS = {
     "classify.train_children": ("classify.linear.train_linear", "test_a_node_is_trained_on_documents_below"),
     "classify.search": ("classify.linear.log_probabilities", "test_search_is_the_plain_search"),
 }
-HELPERS = {"sparse.starts_of", "search_cpu.search_parts", "deep_cpu.make_products"}
+HELPERS = {"sparse.starts_of", "search_cpu.search_parts", "deep_cpu.make_products", "sequence_cpu.fits"}
 
 
 def find(name):

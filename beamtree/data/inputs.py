@@ -49,15 +49,13 @@ class InputColumns(NamedTuple):
 
     def split(self, x: Tensor) -> Inputs:
         """The columns of x by what they are."""
-        none = x[:, :0]
-        if x.shape[1] <= HISTORY or not any(self):
-            return Inputs(x, none, none, none)
-        length = x.shape[1] - self.contexts
-        context = x[:, length:]
+        width, contexts = x.shape[1], self.contexts
+        if width <= HISTORY or not any(self):
+            return Inputs(*x.split_with_sizes([width, 0, 0, 0], dim=1))
         if not self.clock:
-            return Inputs(x[:, :length], none, none, context)
-        count = (length - 1) // 2
-        return Inputs(x[:, :count], x[:, count : 2 * count], x[:, 2 * count : length], context)
+            return Inputs(*x.split_with_sizes([width - contexts, 0, 0, contexts], dim=1))
+        count = (width - contexts - 1) // 2
+        return Inputs(*x.split_with_sizes([count, count, width - contexts - 2 * count, contexts], dim=1))
 
     def items(self, x: Tensor) -> Tensor:
         """The histories alone."""
@@ -65,13 +63,16 @@ class InputColumns(NamedTuple):
 
     def narrowed(self, x: Tensor, to: "InputColumns", history: int) -> Tensor:
         """x for a scorer that reads no more columns than these, and at most so many events of a history."""
-        if x.shape[1] <= HISTORY or (self == to and x.shape[1] <= history):
+        if x.shape[1] <= HISTORY:
             return x
-        items, times, request, context = (each[:, :history] for each in self.split(x))
-        none = x[:, :0]
-        if not to.clock:
-            times = request = none
-        return Inputs(items, times, request, context if to.contexts else none).joined()
+        items, times, request, context = self.split(x)
+        if items.shape[1] > history:
+            items, times = items[:, :history], times[:, :history]
+        elif self == to:
+            return x
+        if not any(to):
+            return items
+        return torch.cat([items, *([times, request] if to.clock else []), *([context] if to.contexts else [])], dim=1)
 
     def check(self, x: Tensor) -> None:
         """Raise a ValueError in one line where x has no such columns."""

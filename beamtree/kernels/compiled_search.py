@@ -6,17 +6,12 @@ It covers sums of dot products, item memory, repeats and a deep part. What each 
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
-from numba import types
-from numba.core import cgutils, codegen
-from numba.extending import intrinsic
 
+from beamtree.kernels.compiled_layers import ROWS, layer
 from beamtree.kernels.compiled_shared import FASTMATH, compiled, half, prefetch, select, sort
 from beamtree.mask import PAD
 
 ZERO: Any = np.int64(0)  # functions that are given a literal 0 are compiled once more
-ROWS = 6  # of a tile of a layer: with LANES sums each they take 12 registers
-LANES = 32 if "+avx512f" in codegen.get_host_cpu_features() else 16
 PREFETCH_DISTANCE = 4  # nodes whose rows are read from memory before they are needed
 BLOCK = 8 * ROWS  # nodes that go through the layers together, so that weights are read from the nearest cache
 
@@ -117,61 +112,6 @@ def fold_in(x, leaf_of_item, rows, recency, gram_diagonal, penalty, unobserved_w
                 users[b, i] += shrunk[s, i] * solution[s]
 
 
-def _multiply_tile(typing_context, inputs, weights, biases, slopes, outputs, row, group):
-    """PReLU(inputs · weights + biases) for ROWS rows and one group of LANES outputs; see `_layer`."""
-
-    def generate(context, builder, signature, arguments):
-        vector, index = ir.VectorType(ir.FloatType(), LANES), ir.IntType(32)
-        first_lane = ir.Constant(ir.VectorType(index, LANES), [0] * LANES)
-        row, group = arguments[5:]
-        rows = [builder.add(row, row.type(i)) for i in range(ROWS)]
-        column = builder.mul(group, group.type(LANES))
-        inputs, weights, biases, slopes, outputs = (
-            (kind, context.make_array(kind)(context, builder, value))
-            for kind, value in zip(signature.args[:5], arguments[:5], strict=True)
-        )
-
-        def number_at(typed_array, *indices):
-            kind, array = typed_array
-            return cgutils.get_item_pointer(context, builder, kind, array, indices)
-
-        def vector_at(array, *indices):
-            return builder.bitcast(number_at(array, *indices), vector.as_pointer())
-
-        bias, slope = (builder.load(vector_at(array, column), align=4) for array in (biases, slopes))
-        totals = [cgutils.alloca_once_value(builder, bias) for _ in rows]
-        with cgutils.for_range(builder, cgutils.unpack_tuple(builder, weights[1].shape)[1]) as loop:
-            weight = builder.load(vector_at(weights, group, loop.index, row.type(0)), align=4)
-            for i, total in zip(rows, totals, strict=True):
-                number = builder.load(number_at(inputs, i, loop.index))
-                number = builder.insert_element(vector(ir.Undefined), number, index(0))
-                product = builder.fmul(builder.shuffle_vector(number, number, first_lane), weight, flags=("contract",))
-                builder.store(builder.fadd(builder.load(total), product, flags=("contract",)), total)
-        for i, total in zip(rows, totals, strict=True):
-            value = builder.load(total)
-            positive = builder.fcmp_ordered(">", value, vector([0.0] * LANES))
-            value = builder.select(positive, value, builder.fmul(value, slope))
-            builder.store(value, vector_at(outputs, i, column), align=4)
-        return context.get_dummy_value()
-
-    return types.void(inputs, weights, biases, slopes, outputs, types.intp, types.intp), generate
-
-
-_tile: Any = intrinsic(_multiply_tile)
-
-
-@compiled()
-def _layer(inputs, weights, biases, slopes, outputs, count):
-    """PReLU(inputs · weights + biases) for the first `count` rows, and those that complete a tile.
-
-    Weights are [groups of outputs, inputs, LANES]. A tile is written in LLVM's language, since the loops that Numba
-    vectorizes keep their sums in memory.
-    """
-    for group in range(len(weights)):
-        for row in range(0, count, ROWS):
-            _tile(inputs, weights, biases, slopes, outputs, row, group)
-
-
 @compiled(fastmath=FASTMATH)
 def _read_history(x, leaf_of_item, arity, lift, windows, vectors, means):
     """Means of the windows of one history [levels, windows · dim], lifted to each of the last levels."""
@@ -203,7 +143,7 @@ def _add_deep(nodes, count, vectors, user, layers, share, buffers, values):
                 first[i, d] = vectors[nodes[start + i], d]
         for i in range(1, len(layers)):
             weights, biases, slopes = layers[i]
-            _layer(first, weights, user if i == 1 else biases, slopes, second, block)
+            layer(first, weights, user if i == 1 else biases, slopes, second, block)
             first, second = second, first
         for i in range(block):
             values[start + i] += share * first[i, 0]
@@ -341,7 +281,7 @@ def search(first, last, task, maxima):
     for b in range(first, last):
         if len(vectors):
             _read_history(x[b, : len(windows)], leaf_of_item, arity, lift, windows, vectors, means[:searched])
-            _layer(means, *layers[0], user_half, searched)
+            layer(means, *layers[0], user_half, searched)
         own = b if len(items) > 1 else 0
         named = _remember(
             x[b], leaf_of_item, memory, items[own], item_scores[own], maxima, leaves, arity, height, first_level

@@ -284,7 +284,7 @@ def _pack(weight: Tensor, bias: Tensor | None, slopes: Tensor | None) -> tuple[A
 
     Every layer has a bias and slopes, also where they change nothing.
     """
-    lanes = compiling.load("compiled_search").LANES
+    lanes = compiling.load("compiled_layers").LANES
     bias = weight.new_zeros(len(weight)) if bias is None else bias
     slopes = weight.new_ones(len(weight)) if slopes is None else slopes
     weight, bias, slopes = (pad(each.detach().float(), (0, -len(bias) % lanes)) for each in (weight.T, bias, slopes))

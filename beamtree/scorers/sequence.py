@@ -17,6 +17,7 @@ from torch.nn.functional import dropout, linear, pad, scaled_dot_product_attenti
 from beamtree import kernels
 from beamtree.data.inputs import HISTORY, NO_TIME
 from beamtree.data.seeds import mix
+from beamtree.kernels import sequence_cpu
 from beamtree.scorers.base import newest
 from beamtree.scorers.dot_product import DotProductScorer
 from beamtree.scorers.table import NodeTable, Vectors
@@ -316,11 +317,14 @@ class SequenceScorer(DotProductScorer):
 
     def encode(self, tree: Tree, vectors: Vectors, x: Tensor) -> Tensor:
         items, times, request, _ = self.columns.split(x)
-        leaves = tree.leaf_of_item(newest(items, self.encoder.length))
+        items, times = (newest(each, self.encoder.length) for each in (items, times))
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
+            if type(self.table) is NodeTable and sequence_cpu.fits(self.encoder, vectors.values):
+                return sequence_cpu.last_states(self.encoder, vectors.values, tree._leaf_of_item, items, times, request)
+            leaves = tree.leaf_of_item(items)
             if not times.shape[1]:
                 return self._encode(tree, vectors, leaves)
-            times = newest(times, self.encoder.length).masked_fill(request == NO_TIME, NO_TIME)
+            times = times.masked_fill(request == NO_TIME, NO_TIME)
             if kernels.is_plain():
                 return self._encode(tree, vectors, leaves, times, request)
             rows = max(1, PAIRS[x.device.type] // (leaves.shape[1] + 1) ** 2)
