@@ -1,4 +1,4 @@
-"""The methods of the paper, each a row of one table: which nodes are trained, with what labels; and their loss."""
+"""Training methods, each a row of one table: which nodes are trained, with what labels and what loss."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,48 +15,18 @@ from beamtree.candidates import (
     beam_and_uniform,
     beam_candidates,
     children_of_positives,
+    softmax_paths,
     stochastic_beam,
     uniform,
     with_negatives,
 )
 from beamtree.errors import lookup
+from beamtree.losses import Objective, bce_and_margin, level_softmax, sum_of_bce, weighted_bce
 from beamtree.model import BatchPart, Query, TreeModel
-from beamtree.targets import Targets, any_relevant, best_child, labels_at
+from beamtree.targets import Targets, any_relevant, best_child
 from beamtree.tree import first_of_each
 
 Labels = Callable[[Query, list[Targets]], list[Targets]]
-
-
-class _BCE(torch.autograd.Function):
-    """The sum of -log q, where q = p_g(z), and its gradient σ(g) - z.
-
-    Written by hand because autograd would store and read three times as many numbers.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor, labels: Tensor) -> Tensor:
-        sign = labels.to(logits.dtype).mul_(2).sub_(1)  # 2z - 1: q is σ(g) where z = 1, σ(-g) elsewhere
-        q = (logits * sign).sigmoid_()
-        ctx.save_for_backward(q, sign)
-        q = q.clamp(min=torch.finfo(q.dtype).tiny ** 0.5).flatten()  # the product of two does not underflow
-        half = len(q) // 2
-        pairs, last = q[:half] * q[half : 2 * half], q[2 * half :]
-        return -pairs.log_().sum() - last.log().sum()  # log a + log b = log ab: half as many logs
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        q, sign = ctx.saved_tensors
-        return (q - 1).mul_(sign).mul_(grads[0]), None
-
-
-def bce(logits: Tensor, labels: Tensor) -> Tensor:
-    """ℓ_BCE (Eq. 2, with the sign that makes it a loss), for labels as bool; a logit of -inf with label 0 adds nothing.
-
-    It is Σ z·log(1 + e^{-g}) + (1 - z)·log(1 + e^g). The gradient has no limit, but no node adds more than 43 (float32)
-    to the sum that is reported.
-    """
-    loss: Tensor = _BCE.apply(logits, labels)  # type: ignore[no-untyped-call]
-    return loss
 
 
 def every_positive(query: Query, positives: list[Targets]) -> list[Targets]:
@@ -77,6 +47,7 @@ class Method:
         chained: whether p_g is the product down the path.
         single_target: whether every instance has one relevant item.
         uses_beam: whether S_h comes from a beam, so that training warms up first.
+        objective: L, a function from a query, z, the labels and S_h to a sum over instances. Default: that of ℓ_BCE.
     """
 
     name: str
@@ -85,6 +56,7 @@ class Method:
     chained: bool = False
     single_target: bool = False  # |I_x| = 1: trained on one instance per target
     uses_beam: bool = False  # S_h comes from a beam, which means nothing before the scorer does
+    objective: Objective = sum_of_bce
 
     def loss(
         self,
@@ -94,7 +66,7 @@ class Method:
         generator: torch.Generator,
         part_of: Callable[[int], BatchPart] | None = None,
     ) -> Tensor:
-        """L (Eq. 2; for OTM Eq. 16): the sum of ℓ_BCE over instances, levels and S_h.
+        """L (Eq. 2; for OTM Eq. 16): the sum of ℓ_BCE over instances, levels and S_h, or another objective.
 
         Args:
             model: the model that is trained.
@@ -112,7 +84,7 @@ class Method:
         positives = any_relevant(model.tree, y, None if model.scorer.cheap_levels else 1)
         targets = self.labels(query, positives)  # z or ẑ
         nodes = list(self.candidates(query, positives, generator))  # S_h
-        loss = bce(torch.cat(query.logits_of(nodes), dim=1), torch.cat(labels_at(targets, nodes), dim=1))
+        loss = self.objective(query, positives, targets, nodes)
         return loss * 0 if part.is_empty else loss
 
     def describe(self) -> dict[str, str | bool]:
@@ -124,6 +96,7 @@ class Method:
             "chained": self.chained,
             "single_target": self.single_target,
             "walks": self.uses_beam,  # as checkpoints call it
+            **({} if self.objective is sum_of_bce else {"objective": describe_call(self.objective)}),
         }
 
 
@@ -167,6 +140,8 @@ class Row(NamedTuple):
     chained: bool = False
     single_target: bool = False
     uses_beam: bool = False
+    objective: Callable[..., Tensor] = sum_of_bce
+    objective_numbers: tuple[str, ...] = ()  # the arguments of `objective`
 
 
 METHODS: dict[str, Row] = {
@@ -180,7 +155,16 @@ METHODS: dict[str, Row] = {
     "otm-mixed": Row(beam_and_leaves, ("beam_size", "extra"), best_child, uses_beam=True),
     "otm-mixed-all": Row(beam_and_uniform, ("beam_size", "extra"), best_child, uses_beam=True),
     "otm-stochastic": Row(stochastic_beam, ("beam_size",), best_child, uses_beam=True),
-}
+    "otm-margin": Row(
+        beam_candidates, ("beam_size",), best_child,
+        uses_beam=True, objective=bce_and_margin, objective_numbers=("beam_size",),
+    ),
+    "otm-level-weights": Row(
+        beam_candidates, ("beam_size",), best_child,
+        uses_beam=True, objective=weighted_bce, objective_numbers=("beam_size",),
+    ),
+    "dtr": Row(softmax_paths, ("nodes",), best_child, objective=level_softmax),
+}  # fmt: skip
 
 
 def by_name(name: str, **numbers: int) -> Method:
@@ -189,15 +173,18 @@ def by_name(name: str, **numbers: int) -> Method:
     for number, value in numbers.items():
         if value < 1:
             raise ValueError(f"{number}={value}: must be at least 1")
-    arguments = {number: numbers[number] for number in row.numbers}
-    candidates = _filled(row.candidates, **arguments) if arguments else row.candidates
-    return Method(name, candidates, row.labels, row.chained, row.single_target, row.uses_beam)
+
+    def filled(function: Callable[..., Any], names: tuple[str, ...]) -> Callable[..., Any]:
+        return _filled(function, **{name: numbers[name] for name in names}) if names else function
+
+    candidates, objective = filled(row.candidates, row.numbers), filled(row.objective, row.objective_numbers)
+    return Method(name, candidates, row.labels, row.chained, row.single_target, row.uses_beam, objective)
 
 
 @cache
-def _filled(candidates: Callable[..., Any], **numbers: int) -> Sampler:
+def _filled(function: Callable[..., Any], **numbers: int) -> Callable[..., Any]:
     """The same object for the same numbers, so that otm(3) == otm(3): a `partial` only equals itself."""
-    return partial(candidates, **numbers)
+    return partial(function, **numbers)
 
 
 def sized(name: str, beam_size: int, nodes: int) -> Method:
@@ -257,3 +244,18 @@ def otm_mixed_all(beam_size: int, extra: int) -> Method:
 def otm_stochastic(beam_size: int) -> Method:
     """OTM on the nodes of a stochastic beam search."""
     return by_name("otm-stochastic", beam_size=beam_size)
+
+
+def otm_margin(beam_size: int) -> Method:
+    """OTM plus a penalty on every ancestor of a positive that is not among the best k of its level, after BEAR."""
+    return by_name("otm-margin", beam_size=beam_size)
+
+
+def otm_level_weights(beam_size: int) -> Method:
+    """OTM with more weight on the levels where a user's positives fall out of the beam, after APAO."""
+    return by_name("otm-level-weights", beam_size=beam_size)
+
+
+def dtr(nodes: int) -> Method:
+    """Deep Tree-based Retriever: softmax over each level with ẑ as labels, and nodes drawn down the tree."""
+    return by_name("dtr", nodes=nodes)

@@ -136,7 +136,7 @@ class Recommender:
             an experiment. An option that is given here and as an argument is an error.
         arity: children per node.
         method: the training method: plt, hsm, tdm, tdm-positives, otm, otm-no-beam, otm-no-optest, otm-mixed,
-            otm-mixed-all or otm-stochastic. In Python also a `Method`.
+            otm-mixed-all, otm-stochastic, otm-margin, otm-level-weights or dtr. In Python also a `Method`.
         recipe: what is trained and how: beamtree (closed-form parts and a network), deep (the network alone), or
             paper (as published). In Python also a `Recipe`.
         scorer: a `Scorer` class, or a function (tree, data, seed) -> Scorer. Default: that of the recipe.

@@ -1,3 +1,4 @@
+import math
 from functools import partial
 
 import oracle
@@ -144,3 +145,59 @@ def test_stochastic_beam_reaches_every_node():
     }
     occupied = {n for n in range(1, tree.num_nodes) if tree.mask.allows(torch.tensor(n))}
     assert occupied <= seen
+
+
+def real(case, level):
+    return [n for n in case.tree.level(level) if oracle.items_below(case.slots, case.b, case.height, n)]
+
+
+@given(cases(ties=False), st.integers(1, 9), st.integers(1, 3))
+def test_dtr_draws_down_the_tree_by_the_softmax_over_siblings(case, draws, first_level):
+    if first_level > case.height:
+        return
+    model = TreeModel(case.tree, FixedScorer(case.logits), first_level=first_level)
+    query = model.query(FixedScorer.every(len(case.y)))
+    found = list(candidates.softmax_paths(query, [], torch.Generator().manual_seed(1), nodes=draws))
+    assert [level for level, *_ in found] == list(range(first_level, case.height + 1))
+    small = [h for h in range(first_level, case.height + 1) if case.b**h <= draws]
+    top = max(small, default=first_level)  # the level whose softmax the draws begin with
+    for level, nodes, log_expected in found:
+        if level in small:
+            assert nodes.tolist() == [real(case, level)]
+            assert not log_expected.any()
+            continue
+        assert nodes.shape == log_expected.shape == (len(case.y), draws)
+        for row in range(len(case.y)):
+            score = case.logits[row].tolist().__getitem__
+            for n, expected in zip(nodes[row].tolist(), log_expected[row].exp().tolist(), strict=True):
+                assert n in real(case, level)
+                assert expected == pytest.approx(draws * chance(case, n, level, top, score), rel=1e-9)
+
+
+def chance(case, n, level, top, score):
+    """q of a node: the softmax over siblings, down the path from level `top`, and over that level itself."""
+    q = 1.0
+    while level >= top:
+        if level == top:
+            rivals = real(case, level)
+        else:
+            rivals = [c for c in oracle.children(case.b, oracle.parent(case.b, n)) if c in real(case, level)]
+        q *= math.exp(score(n)) / sum(math.exp(score(c)) for c in rivals)
+        n, level = oracle.parent(case.b, n), level - 1
+    return q
+
+
+def test_drawn_nodes_stand_for_the_sum_over_their_level():
+    """The mean of the sampled sum is the sum over the level, and nodes are drawn as often as expected."""
+    tree = bt.random_tree(40, seed=1)
+    logits = torch.randn(tree.num_nodes, generator=torch.Generator().manual_seed(1)).expand(20_000, -1)
+    query = TreeModel(tree, FixedScorer(logits)).query(FixedScorer.every(20_000))
+    drawn = candidates.softmax_paths(query, [], torch.Generator().manual_seed(2), nodes=5)
+    for level, nodes, log_expected in drawn:
+        g = query.logits(level, nodes)
+        whole = query.logits(level, tree.mask.nodes(level).unsqueeze(0))[0].exp().sum()
+        assert float((g - log_expected).exp().sum(1).mean()) == pytest.approx(float(whole), rel=0.02)
+        if level > 2:  # the whole levels before hold 2 and 4 nodes
+            node = int(nodes[0, 0])
+            expected = float(log_expected[0, 0].exp())
+            assert float((nodes == node).sum(1).double().mean()) == pytest.approx(expected, rel=0.1)

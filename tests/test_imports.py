@@ -26,6 +26,7 @@ ROWS = [
     {"parts"},
     {"closed_form", "classify"},
     {"storage", "methods", "evaluate", "ingest", "export"},
+    {"losses"},
     {"candidates", "builders"},
     {"targets", "beam"},
     {"model"},

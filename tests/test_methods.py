@@ -24,6 +24,14 @@ ROWS = {
     "otm-mixed-all": (methods.otm_mixed_all(3, 5), True),
     "otm-stochastic": (methods.otm_stochastic(3), True),
 }
+# Rows with losses of their own, which tests/test_losses.py has, and one of single targets, which is below.
+OTHERS = {
+    "hsm": bt.hsm(),
+    "otm-margin": methods.otm_margin(3),
+    "otm-level-weights": methods.otm_level_weights(3),
+    "dtr": methods.dtr(5),
+}
+ALL = {**{name: method for name, (method, _) in ROWS.items()}, **OTHERS}
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -55,11 +63,11 @@ def test_loss_is_equation_2_over_the_rows_own_nodes_and_labels(name, whole_level
 
 
 def test_every_row_of_the_table_is_under_test():
-    assert {*ROWS, "hsm"} == set(methods.METHODS)  # hsm is PLT with single targets: see below
+    assert set(ALL) == set(methods.METHODS)
 
 
 def test_a_row_is_found_by_its_name_and_takes_the_numbers_it_needs():
-    for name, (method, _) in ROWS.items():
+    for name, method in ALL.items():
         assert methods.sized(name, beam_size=3, nodes=5).describe() == method.describe()
         assert method.name == name
     with pytest.raises(ValueError, match="method 'svm' is unknown: choose from plt, hsm, tdm, "):
@@ -67,13 +75,15 @@ def test_a_row_is_found_by_its_name_and_takes_the_numbers_it_needs():
 
 
 def test_methods_are_the_same_if_all_their_parts_are():
-    for name, (method, _) in ROWS.items():
+    for name, method in ALL.items():
         again = methods.sized(name, beam_size=3, nodes=5)
         assert again == method  # a step on a GPU is recorded once for each method
         assert hash(again) == hash(method)
     assert bt.otm(3) != bt.otm(4)
     assert bt.otm_mixed(3, 5) != bt.otm_mixed(3, 6)
     assert bt.otm(3) != replace(bt.otm(3), labels=methods.every_positive)  # of one name
+    assert methods.otm_margin(3) != methods.otm_margin(4)
+    assert methods.otm_margin(3) != replace(methods.otm_level_weights(3), name="otm-margin")
 
 
 def test_a_method_describes_itself_by_its_functions_and_their_numbers():
@@ -85,21 +95,20 @@ def test_a_method_describes_itself_by_its_functions_and_their_numbers():
         "single_target": False,
         "walks": True,
     }
-    described = [str(method.describe()) for method, _ in ROWS.values()]
-    described += [str(method.describe()) for method in (bt.hsm(), bt.otm(4), bt.otm_mixed(3, 6), bt.otm_mixed(4, 5))]
+    assert methods.otm_margin(3).describe()["objective"] == "bce_and_margin(beam_size=3)"
+    described = [str(method.describe()) for method in ALL.values()]
+    described += [str(method.describe()) for method in (bt.otm(4), bt.otm_mixed(3, 6), bt.otm_mixed(4, 5))]
     assert len(set(described)) == len(described)
 
 
 def test_the_methods_that_walk_are_those_that_train_on_a_beam():
-    assert {name for name, (method, _) in ROWS.items() if method.uses_beam} == {
-        "otm", "otm-no-optest", "otm-mixed", "otm-mixed-all", "otm-stochastic"
+    assert {name for name, method in ALL.items() if method.uses_beam} == {
+        "otm", "otm-no-optest", "otm-mixed", "otm-mixed-all", "otm-stochastic", "otm-margin", "otm-level-weights"
     }  # fmt: skip
 
 
 def test_only_plt_and_hsm_chain_their_probabilities():
-    assert bt.plt().chained
-    assert bt.hsm().chained
-    assert not any(method.chained for name, (method, _) in ROWS.items() if name != "plt")
+    assert {name for name, method in ALL.items() if method.chained} == {"plt", "hsm"}
 
 
 @given(cases(max_items=20))
@@ -129,24 +138,6 @@ def test_mixed_adds_random_nodes_where_asked():
     assert leaf[:-1] == beam[:-1]
     assert leaf[-1] > beam[-1]
     assert all(more > less for more, less in zip(every[3:], beam[3:], strict=True))
-
-
-@given(cases())
-def test_bce_and_its_gradient_equal_torch(case):
-    logits = (case.logits * 4).requires_grad_()
-    labels = torch.rand(logits.shape, generator=torch.Generator().manual_seed(0)) < 0.5
-    ours = methods.bce(logits, labels)
-    theirs = torch.nn.functional.binary_cross_entropy_with_logits(logits, labels.double(), reduction="sum")
-    torch.testing.assert_close(ours, theirs)
-    torch.testing.assert_close(*(torch.autograd.grad(loss, logits)[0] for loss in (ours, theirs)))
-
-
-def test_bce_of_nothing_is_nothing_and_extremes_stay_finite():
-    logits = torch.tensor([-torch.inf, 200.0, -200.0], requires_grad=True)
-    loss = methods.bce(logits, torch.tensor([False, False, True]))
-    loss.backward()
-    assert loss.isfinite()
-    assert logits.grad.tolist() == [0.0, 1.0, -1.0]
 
 
 def test_gradient_flows_only_to_trained_nodes(generator):

@@ -38,6 +38,9 @@ CASES = {
     "stochastic": ("otm-stochastic", "lazy", 2, 5, False),
     "fewer users than ranks": ("otm", "lazy", 2, 2, True),
     "one user": ("tdm", "adam", 2, 1, True),
+    "margin": ("otm-margin", "lazy", 2, 7, True),
+    "level weights": ("otm-level-weights", "adam", 3, 8, False),
+    "dtr": ("dtr", "lazy", 2, 5, True),
 }
 
 

@@ -20,7 +20,7 @@ from sample_scorers import (
 )
 
 import beamtree as bt
-from beamtree import PAD
+from beamtree import PAD, losses
 from beamtree.scorers import (
     SCORERS,
     DeepScorer,
@@ -118,7 +118,7 @@ def test_pad_scores_below_every_node_and_takes_no_gradient(scored, monkeypatch, 
         weights = [weight for weight in scorer.parameters() if weight.requires_grad]
         if weights:
             scorer.zero_grad()
-            bt.methods.bce(logits, torch.zeros(len(x), 2, dtype=torch.bool)).backward()
+            losses.bce(logits, torch.zeros(len(x), 2, dtype=torch.bool)).backward()
             assert all(weight.grad.isfinite().all() for weight in weights)
 
 

@@ -24,6 +24,9 @@ METHODS = {
     "otm-mixed": bt.otm_mixed(5, 10),
     "otm-mixed-all": methods.otm_mixed_all(5, 10),
     "otm-stochastic": methods.otm_stochastic(5),
+    "otm-margin": methods.otm_margin(5),
+    "otm-level-weights": methods.otm_level_weights(5),
+    "dtr": methods.dtr(10),
 }
 
 
@@ -86,7 +89,7 @@ def test_otm_beats_plain_targets_on_the_paths_it_walks():
     assert results["otm"] < 0.95 * results["tdm"]
 
 
-@pytest.mark.parametrize("name", ["tdm-positives", "otm-mixed", "otm-stochastic"])
+@pytest.mark.parametrize("name", ["tdm-positives", "otm-mixed", "otm-stochastic", "dtr"])
 def test_same_seed_same_weights_and_another_seed_others(name):
     weights = []
     for seed in (1, 1, 2):

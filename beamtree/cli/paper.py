@@ -72,7 +72,7 @@ def paper_table2(
 ) -> None:
     """Synthetic data at c = -5: every method trained and compared. An hour on two cores.
 
-    Other rows: otm-mixed-all, otm-stochastic, tdm-positives, hsm.
+    Other rows: otm-mixed-all, otm-stochastic, otm-margin, otm-level-weights, dtr, tdm-positives, hsm.
     """
     _synthetic(
         "table2", SyntheticExperiment(options.parse_list(rows), _numbers(bias), runs, seed, epochs, device), json
