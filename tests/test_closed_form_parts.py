@@ -4,7 +4,7 @@ import polars as pl
 import pytest
 import torch
 from command import beamtree
-from sample_logs import cyclic_log
+from sample_logs import cyclic_log, walks
 
 import beamtree as bt
 from beamtree.closed_form.calibration import calibrate, logistic
@@ -51,6 +51,16 @@ def test_the_start_is_as_good_as_each_of_its_parts(data, caplog):
         alone = bt.TreeModel(model.tree, model.scorer.part(name), first_level=model.first_level)
         assert whole >= recall(alone, data.val) - 0.02, name
     assert model.scorer.weight_of("deep") == 0
+
+
+def test_progress_only_rises(tmp_path):
+    bt.prepare(walks(200, 61, 16), tmp_path / "data")
+    data, done = bt.load_data(tmp_path / "data"), []
+    settings = resolve_settings(data, TrainingOptions(steps=0))
+    model = build_model(settings, data, bt.cluster_tree(data), lambda what, percent, total: done.append(percent))
+    assert "memory" in model.scorer.names  # its last stage comes after the weights
+    assert done == sorted(done)
+    assert done[-1] == 100
 
 
 def test_the_same_seed_makes_the_same_start(data):

@@ -128,6 +128,7 @@ class ClosedFormPart(Part):
     """A part of the closed form: all of these are fitted first, and their weights are chosen together."""
 
     stages: ClassVar[Mapping[str, int]] = {}  # of its fit, and their shares of the time
+    last_stages: ClassVar[Mapping[str, int]] = {}  # of its fit after the weights were chosen
     combined_last = False  # whether it needs all other parts when it is combined
     fades = False  # whether older events count less in it, whatever the half-life of the others is
 

@@ -69,6 +69,7 @@ class ClosedForm(Fitting):
         self.own = [part for part in self.parts if isinstance(part, ClosedFormPart)]
         shares = {HALF_LIFE: HALF_LIFE_SHARE} if self.fitted_events.span_of_time() else {}
         shares |= {name: share for part in self.own for name, share in part.stages.items()} | {WEIGHTS: WEIGHTS_SHARE}
+        shares |= {name: share for part in self.own for name, share in part.last_stages.items()}
         self.stages = Stages("Fitting the closed form", shares, self.on_progress)
         self.log: Events = self.fitted_events.to(self.device)
         slots = self.tree.items()

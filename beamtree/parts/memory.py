@@ -43,7 +43,8 @@ class MemoryPart(ClosedFormPart):
     """One memory of up to four lists; each is weighed as a candidate of its own."""
 
     name = "memory"
-    stages: ClassVar = {"together": 40, "graph": 4, "next": 8, "follows": 17, "partners": 3}
+    stages: ClassVar = {"together": 40, "graph": 4, "next": 8, "follows": 17}
+    last_stages: ClassVar = {"partners": 3}
     combined_last = True  # the number of partners is chosen with all other parts in the sum
 
     def fit_candidates(self, form: ClosedForm) -> FittedCandidates:
