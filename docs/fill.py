@@ -203,6 +203,18 @@ def narrow(at_ten: bool) -> str:
     return grid(["scorer", "k", "training", *NARROW_LOGS], lines)
 
 
+def several_trees() -> str:
+    """What beams over several trees find, beside one tree with as many nodes."""
+
+    def both(values: Sequence[float]) -> str:
+        return f"{values[0]:.2f} ± {values[1]:.2f}"
+
+    heads = ["log", "k", "trees", "of the best k", "recall@k", "ms"]
+    cells = cells_of("several_trees")
+    rows = [(c["log"], str(c["k"]), c["row"], both(c["best"]), both(c["recall"]), two_digits(c["ms"])) for c in cells]
+    return grid(heads, rows)
+
+
 # The tree methods
 
 
@@ -756,6 +768,7 @@ PARTS = {
     "renewal_summary": renewal_summary,
     "renewal_time": renewal_time,
     "inner_nodes": inner_nodes,
+    "several_trees": several_trees,
     "parts_all": lambda: parts(CUTS),
     "narrow": lambda: narrow(at_ten=False),
     "narrow_10": lambda: narrow(at_ten=True),
