@@ -326,7 +326,7 @@ class Recommender:
                 holds out the newest tenth of the events, where times are dates or Unix times and at least 200 users
                 have events before and after that; pairs:0.1 where there are no times and the rows are in no order;
                 halves elsewhere. After a split by time or of pairs all is fitted again, to all events.
-            val_users: number of validation users. Default: 5 %, at most 1,000; at most 2,000 if the split is by time or
+            val_users: number of validation users. Default: 5 %, at most 1,000; at most 6,000 if the split is by time or
                 of pairs.
             test_users: number of test users. Default: 5 %, at most 1,000; a quarter of them if the split is by time or
                 of pairs.

@@ -166,7 +166,7 @@ def check_time_split(folder, log, date):
     assert found["all"] == expected["all"]
     both = len(expected["val"])
     test = min(1000, max(1, both // 4))
-    assert (len(found["test"]), len(found["val"])) == (test, min(2000, both - test))
+    assert (len(found["test"]), len(found["val"])) == (test, min(6000, both - test))
     assert not found["val"].keys() & found["test"].keys()
     for split in ("val", "test"):
         assert found[split] == {user: expected[split][user] for user in found[split]}

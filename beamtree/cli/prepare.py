@@ -93,7 +93,7 @@ def prepare(
         int | None,
         typer.Option(
             min=0,
-            help=f"Number of validation users. {HELD_OUT}; with time or pairs all who do not test, at most 2,000.",
+            help=f"Number of validation users. {HELD_OUT}; with time or pairs all who do not test, at most 6,000.",
         ),
     ] = None,
     test_users: Annotated[

@@ -28,7 +28,10 @@ STEPS = (0.0, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.4, 2.0, 3.0, 5.0)  # weigh
 MORE_STEPS = {"repeats": (-100.0,)}  # where nobody chooses an item twice, a history is excluded
 ROUNDS = 4  # over all parts
 RISE = 2e-4  # relative gain in mean recall that a change must bring
-USERS = 2000  # validation users, at most
+USERS = 2000  # validation users of a trial, at most
+WEIGHT_USERS = (
+    6000  # the same where the weights of the closed form are chosen, since a recall of few users is mostly chance
+)
 BATCH = 64  # users that are searched together
 SMALL_CATALOGUE = 1 << 18  # items up to which the scores of all of them are in memory, for BATCH users
 RANK_POWER = 1.25  # in a calibration, an item of rank r counts r^-1.25
@@ -63,7 +66,7 @@ class Candidates:
             return scores, gain, items != PAD
 
         # [U, C, parts], what each item adds to its user's recall [U, C], and which items there are [U, C]
-        self._scores, self._gain, self._real = self.collect(search, min(USERS, len(users)), device)
+        self._scores, self._gain, self._real = self.collect(search, min(WEIGHT_USERS, len(users)), device)
         # the same users as if they had just come, with their newest events alone: for the calibration of low scores
         self._short = self.collect(partial(search, newest=SHORT), min(SHORT_USERS, len(users)), device)
         if not bool(torch.isfinite(self._scores).all()):
@@ -189,6 +192,8 @@ def weigh_parts(model: TreeModel, users: Data, candidates: type[Candidates] = Ca
         return
     before = {name: scorer.weight_of(name) for name in scorer.names}
     active = {name: scorer.part(name) for name in scorer.names if before[name] or name == scorer.learned}
+    if isinstance(users, BeforeAfter):
+        users = users.sample(USERS)
     users = with_inputs(scorer, users)
     items = candidates(model.tree, active, users, model.first_level, str(model.tree.device))
     weights = choose_weights(items, {name: before[name] for name in active})

@@ -60,9 +60,9 @@ class Fitting:
         """The events to fit."""
         return self.data.train.events if self.events is None else self.events
 
-    def validation_users(self) -> BeforeAfter:
+    def validation_users(self, most: int = USERS) -> BeforeAfter:
         """Validation users with whole histories, and with times where they are a clock."""
-        users = replace(self.data.val.sample(USERS), history=WHOLE_HISTORY)
+        users = replace(self.data.val.sample(most), history=WHOLE_HISTORY)
         return users if users.events.clock is None else users.with_times()
 
     def acceptance(self, parts: SumScorer, contexts: Mapping[str, Sequence[str]] | None = None) -> Acceptance:

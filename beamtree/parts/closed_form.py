@@ -11,7 +11,7 @@ from beamtree.beam import DEFAULT_BEAM_SIZE
 from beamtree.closed_form.als import STRENGTHS, implicit_als
 from beamtree.closed_form.cooccurrence import ItemMatrix, cooccurrence
 from beamtree.closed_form.graph import graph_partners
-from beamtree.closed_form.part_weights import BATCH, USERS, choose_weights, for_each_batch
+from beamtree.closed_form.part_weights import BATCH, USERS, WEIGHT_USERS, choose_weights, for_each_batch
 from beamtree.closed_form.ridge import FEATURES, climb, follow_partners, ridge_partners
 from beamtree.closed_form.transitions import next_partners, past_and_future
 from beamtree.data import Events
@@ -179,7 +179,9 @@ class ClosedForm(Fitting):
         self.stages.begin(WEIGHTS, 1)
         if "weights" in self.hyperparameters:
             return
-        users = self.users if self.validates else replace(self.data.train.sample(USERS), history=WHOLE_HISTORY)
+        users = replace(self.data.train.sample(USERS), history=WHOLE_HISTORY)
+        if self.validates:
+            users = self.validation_users(WEIGHT_USERS)
         vanished = self.hyperparameters.get("vanished")
         used = {name: part for name, part in candidates.items() if name != "factors" or not vanished}
         measured = self.processes.candidates(self.tree, used, users, self.first_level, self.device)
