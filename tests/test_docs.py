@@ -158,8 +158,8 @@ def test_the_page_on_renewal_runs_and_prints_what_it_shows(workspace):
     done = beamtree("renew", "runs/nightly", "today.parquet", folder=workspace[0])
     (shown,) = blocks(page, "text")
     for line, other in zip(done.stdout.splitlines()[:-1], shown.splitlines()[:-1], strict=True):  # the last has a time
-        line, other = (text.translate({ord(c): f" {c} " for c in "%(+)"}) for text in (line, other))
-        assert_same_output(line, other, points=3.0)  # one of 17 users is 6 points, and processors round differently
+        line, other = (re.sub(r" \(.*\)", "", text) for text in (line, other))  # intervals may have other signs
+        assert_same_output(line, other, points=3.0)  # one of 75 users is a point, and processors round differently
 
 
 @pytest.mark.extended

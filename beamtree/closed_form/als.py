@@ -19,9 +19,9 @@ from beamtree.scorers.factors import Factors, fold_in
 
 CELLS = 1 << 18  # entries that are solved for in one batch
 CELLS_PER_THREAD = 1 << 13  # and in one thread of a CPU: their vectors fit into its cache
-DIM, ROUNDS = 192, 4
+DIM, ROUNDS = 192, 8
 COMPILED_DIM = 1024  # numbers of a vector up to which short rows are solved by compiled code
-STRENGTHS = ((0.005, 0.003), (0.015, 0.01), (0.015, 0.1))  # λ and α₀ to try first
+STRENGTHS = ((0.005, 0.003), (0.015, 0.01), (0.015, 0.1), (0.005, 0.03))  # λ and α₀ to try first
 WEAKEST, STRONGEST = 1e-6, 10.0  # λ at which a search for a better one ends
 
 
@@ -62,21 +62,23 @@ def implicit_als(
 
 
 def choose_strengths(quality: Callable[[tuple[float, float]], float]) -> tuple[float, float]:
-    """λ and α₀ of the highest quality: the best of STRENGTHS, and from there other λ while the quality rises.
+    """λ and α₀ of the highest quality: the best of STRENGTHS, and from there smaller or larger λ while it rises.
 
     The quality is -inf where factors vanish. This happens in sparse logs: above some λ, which depends on α₀, all
     vectors of the solution are 0.
     """
     tried = {pair: quality(pair) for pair in STRENGTHS}
     best = max(STRENGTHS, key=tried.__getitem__)
-    is_weakest = best[0] == min(penalty for penalty, _ in STRENGTHS)
-    factor = 0.5 if is_weakest else 2.0
-    while WEAKEST < best[0] < STRONGEST:
-        pair = best[0] * factor, best[1]
-        tried[pair] = quality(pair)
-        if tried[pair] <= tried[best] > -torch.inf:
+    for factor in (0.5, 2.0):
+        first = best
+        while WEAKEST < best[0] < STRONGEST:
+            pair = best[0] * factor, best[1]
+            tried[pair] = quality(pair)
+            if tried[pair] <= tried[best] > -torch.inf:
+                break
+            best = pair
+        if best != first:
             break
-        best = pair
     return best
 
 
