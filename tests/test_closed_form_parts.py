@@ -180,24 +180,6 @@ def test_chained_methods_and_own_scorers_have_no_parts(data):
         assert isinstance(model.scorer, bt.DeepScorer)
 
 
-class Fans:
-    """Users who want the other of two items that a part finds equally good: the less popular one."""
-
-    names, units = ("known", POPULARITY), torch.ones(2)
-
-    def recalls(self, weights):
-        known, popularity = weights
-        return torch.tensor([0.5 * (known > 0) + 0.3 * (known > 0 > popularity) + 0.1 * (popularity > 0 == known)])
-
-
-@pytest.mark.parametrize(("begin", "sign"), [(None, -1), (-0.1, -1), (0.1, 1), (0.0, 0)])
-def test_popularity_may_count_against_an_item_unless_it_counted_for_it(begin, sign):
-    """Its nodes are made for the sign that its weight has."""
-    weights = choose_weights(Fans(), None if begin is None else {"known": 1.0, POPULARITY: begin})
-    assert weights["known"] > 0
-    assert torch.tensor(weights[POPULARITY]).sign() == sign
-
-
 def test_weights_find_the_part_that_knows(data):
     """One part scores what is relevant, the other noise: the second is not worth a weight."""
     tree = bt.cluster_tree(data)

@@ -25,7 +25,6 @@ from beamtree.scorers import (
     SCORERS,
     DeepScorer,
     LinearScorer,
-    PopularityScorer,
     linear,
 )
 
@@ -279,22 +278,3 @@ def test_weights_are_not_the_data_of_the_same_seed():
 def test_a_scorer_of_an_earlier_version_is_told_the_new_name():
     with pytest.raises(TypeError, match=r"Old\.context is called `prepare`"):
         type("Old", (bt.Scorer,), {"context": lambda self, tree, x: x})
-
-
-@pytest.mark.parametrize(("least", "best"), [(False, max), (True, min)])
-def test_a_node_is_as_popular_as_the_most_or_the_least_popular_item_below_it(least, best):
-    torch.manual_seed(0)
-    old, new = bt.random_tree(50, arity=3, seed=1), bt.random_tree(50, arity=2, seed=2)
-    counts = torch.randint(900, (50,))
-    scorer = PopularityScorer.from_counts(old, counts, least=least).scaled(3.0)
-    copy = type(scorer)(**scorer.settings())
-    copy.load_state_dict(scorer.state_dict())
-    shares = (counts / counts.max()).sqrt()
-    for tree, part in ((old, copy), (new, scorer.on_tree(old, new))):
-        assert part.least == least
-        leaves = tree.leaf_of_item(torch.arange(50))
-        for level in range(tree.height + 1):
-            nodes = tree.ancestor(leaves, level)
-            expected = [best(3 * float(share) for share in shares[nodes == node]) for node in nodes.unique()]
-            scores = part(part.prepare(tree, histories(50)[:1]), level, nodes.unique().unsqueeze(0))
-            torch.testing.assert_close(scores[0], torch.tensor(expected), rtol=1e-3, atol=1e-3)

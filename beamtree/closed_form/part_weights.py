@@ -16,7 +16,6 @@ from beamtree.kernels.threads import parallel_map
 from beamtree.metrics import default_m, hits
 from beamtree.model import TreeModel
 from beamtree.scorers import Scorer, SubtreeMaxScorer, as_sum, with_inputs
-from beamtree.scorers.popularity import POPULARITY
 from beamtree.storage.tensors import NotFiniteError
 from beamtree.tree import PAD, Tree, distinct
 
@@ -26,10 +25,7 @@ R = TypeVar("R")
 WIDTH = 400  # candidates of each part for a user
 CUTS = (10, 50, 100, 200)
 STEPS = (0.0, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.4, 2.0, 3.0, 5.0)  # weights that are tried
-MORE_STEPS = {
-    "repeats": (-100.0,),  # where nobody chooses an item twice, a history is excluded
-    POPULARITY: (-0.05, -0.1, -0.2, -0.35, -0.5),  # where the other parts favour popular items too much
-}
+MORE_STEPS = {"repeats": (-100.0,)}  # where nobody chooses an item twice, a history is excluded
 ROUNDS = 4  # over all parts
 RISE = 2e-4  # relative gain in mean recall that a change must bring
 USERS = 2000  # validation users of a trial, at most
@@ -180,8 +176,6 @@ def choose_weights(
         before = best
         for part, name in enumerate(names):
             steps = (*STEPS, *MORE_STEPS.get(name, ()))
-            if scaled and name == POPULARITY:  # its nodes are made for the sign of its weight
-                steps = tuple(step for step in steps if (step < 0) == (scaled[part] < 0) or step == 0)
             trials = [[*weights[:part], step, *weights[part + 1 :]] for step in steps]
             trial = max((each for each in trials if any(each)), key=quality)
             if quality(trial) > best * (1 + RISE):

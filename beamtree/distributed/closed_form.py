@@ -62,8 +62,8 @@ class ShardedClosedForm(ClosedForm):
         table.add_interleaved_means(self.tree, InterleavedTable(factors.items.cpu(), self.data.num_items))
         return FactorScorer.from_table(table, factors)
 
-    def popularity_scorer(self, counts: Tensor, *, least: bool = False) -> PopularityScorer:
-        part = super().popularity_scorer(counts, least=least)
+    def popularity_scorer(self, counts: Tensor) -> PopularityScorer:
+        part = super().popularity_scorer(counts)
         part.table = ShardedTable.of(part.table, Shard.of(self.tree, ranks()))
         return part
 

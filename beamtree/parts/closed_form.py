@@ -277,8 +277,8 @@ class ClosedForm(Fitting):
     def factor_scorer(self, factors: Factors) -> FactorScorer:
         return FactorScorer.from_factors(self.tree, factors)
 
-    def popularity_scorer(self, counts: Tensor, *, least: bool = False) -> PopularityScorer:
-        return PopularityScorer.from_counts(self.tree, counts.to(self.tree.device), least=least)
+    def popularity_scorer(self, counts: Tensor) -> PopularityScorer:
+        return PopularityScorer.from_counts(self.tree, counts.to(self.tree.device))
 
     def trend_scorer(
         self, counts: Tensor, half_lives: Sequence[float], weights: Sequence[float], end: int

@@ -20,44 +20,41 @@ class PopularityScorer(DotProductScorer):
     Args:
         num_nodes: rows, one per node of the tree.
         scale: what scores are multiplied by.
-        least: a node has the score of the least popular item below it, for a weight below 0.
         seed: not used; rows come from `from_counts` or from a file.
     """
 
-    def __init__(self, num_nodes: int, scale: float = 1.0, seed: int | None = 0, *, least: bool = False) -> None:
+    def __init__(self, num_nodes: int, scale: float = 1.0, seed: int | None = 0) -> None:
         super().__init__()
-        self.scale, self.least = scale, least
+        self.scale = scale
         self.table = NodeTable(num_nodes, 1, seed=None, dtype=torch.float16)
         self.table.weight.requires_grad_(False)
 
     @classmethod
-    def from_counts(cls, tree: Tree, counts: Tensor, *, least: bool = False) -> "PopularityScorer":
+    def from_counts(cls, tree: Tree, counts: Tensor) -> "PopularityScorer":
         """The scorer of a tree and the number of events of each item [M]; the most popular has the score 1."""
-        return cls._of_items(tree, (counts / counts.max().clamp(min=1)).sqrt().float(), least)
+        return cls._of_items(tree, (counts / counts.max().clamp(min=1)).sqrt().float())
 
     @classmethod
-    def _of_items(cls, tree: Tree, scores: Tensor, least: bool) -> "PopularityScorer":
-        """The scorer of a tree and the scores of its items [M], which are from 0 to 1."""
+    def _of_items(cls, tree: Tree, scores: Tensor) -> "PopularityScorer":
+        """The scorer of a tree and the scores of its items [M]."""
         slots = tree.items()
-        best = torch.where(slots != PAD, scores.to(slots.device)[slots.clamp(min=0)], float(least))
+        best = torch.where(slots != PAD, scores.to(slots.device)[slots.clamp(min=0)], 0.0)
         levels = [best]
         for _ in range(tree.height):
-            children = best.view(-1, tree.arity)
-            best = children.amin(1) if least else children.amax(1)
+            best = best.view(-1, tree.arity).amax(1)
             levels.append(best)
-        scorer = cls(1, seed=None, least=least)
+        scorer = cls(1, seed=None)
         scorer.table = NodeTable.from_rows(torch.cat(levels[::-1]).unsqueeze(1).half()).requires_grad_(False)
         return scorer
 
     def scaled(self, by: float) -> "PopularityScorer":
         """The same with scores multiplied by a number, sharing the table."""
-        scorer = type(self)(1, self.scale * by, seed=None, least=self.least)
+        scorer = type(self)(1, self.scale * by, seed=None)
         scorer.table = self.table
         return scorer
 
     def on_tree(self, old: Tree, new: Tree) -> "PopularityScorer":
-        items = self.table.of_items(old, share=False).float().squeeze(1)
-        return self._of_items(new, items, self.least).scaled(self.scale)
+        return self._of_items(new, self.table.of_items(old, share=False).float().squeeze(1)).scaled(self.scale)
 
     def encode(self, tree: Tree, vectors: Vectors, x: Tensor) -> Tensor:
         return torch.full((x.shape[0], 1), self.scale, device=x.device)
@@ -73,8 +70,7 @@ class PopularityScorer(DotProductScorer):
         return Contributions(scores.new_zeros(*scores.shape, x.shape[1]), scores)
 
     def settings(self) -> dict[str, Any]:
-        least = {"least": True} if self.least else {}
-        return {"num_nodes": self.table.num_nodes, "scale": self.scale, **least}
+        return {"num_nodes": self.table.num_nodes, "scale": self.scale}
 
     def check(self, x: Tensor) -> None:
         self.columns.check(x)
