@@ -25,7 +25,7 @@ from beamtree.methods import Method, by_name, every_positive
 from beamtree.metrics import hits, num_relevant, recall
 from beamtree.model import TreeModel
 from beamtree.parts.sequence import SEQUENCE, user_vectors
-from beamtree.scorers import Scorer, SequenceScorer, SumScorer
+from beamtree.scorers import Scorer, SequenceScorer, SumScorer, as_sum
 from beamtree.scorers.dot_product import DotProductScorer, fit_to_maxima
 from beamtree.targets import any_relevant
 from beamtree.train.loop import fit
@@ -117,8 +117,9 @@ def train_inner_nodes(
         leaves: whether the leaves and the transformer are trained too.
         seed: of everything random.
     """
-    assert isinstance(model.scorer, SumScorer)
-    scorer = InnerNodesScorer(deepcopy(model.scorer), model.tree.height, leaves).to(model.tree.device)
+    parts = as_sum(model.scorer)
+    assert parts is not None
+    scorer = InnerNodesScorer(deepcopy(parts), model.tree.height, leaves).to(model.tree.device)
     trained = model.with_scorer(scorer)
     scorer.calibrate(trained, data, beam_size)
     schedule = Schedule(lr, warm_up=warm_up, warm_share=WARM_SHARE)

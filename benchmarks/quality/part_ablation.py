@@ -17,7 +17,7 @@ import numpy as np
 import beamtree as bt
 from beamtree.live.refit import refit_parts
 from beamtree.model import TreeModel
-from beamtree.scorers import SumScorer
+from beamtree.scorers import as_sum
 from beamtree.train.options import TrainingOptions
 from beamtree.train.recipes import build_model, resolve_settings, train_model
 
@@ -91,8 +91,8 @@ def main() -> None:
     seconds["training"] = time.monotonic() - made
     records += [cell for exclude_seen in both for cell in measure(model, data, "trained", BEAMS, exclude_seen)]
     say(f"trained: {[round(cell['value'], 4) for cell in records if cell['metric'] == 'recall']}")
-    scorer = model.scorer
-    if isinstance(scorer, SumScorer):
+    scorer = as_sum(model.scorer)
+    if scorer is not None:
         weights = {name: scorer.weight_of(name) for name in scorer.names}
         for name in (name for name in scorer.names if weights[name]):
             ablated = TreeModel(model.tree, scorer.without(name), first_level=model.first_level).to(args.device)

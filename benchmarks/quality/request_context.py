@@ -28,7 +28,7 @@ from beamtree.parts import Fitting
 from beamtree.parts.context import ContextPart
 from beamtree.parts.deep import DEEP
 from beamtree.query.search import popular_items
-from beamtree.scorers import SumScorer, with_inputs
+from beamtree.scorers import as_sum, with_inputs
 
 M = (10, 50, 200)
 
@@ -78,9 +78,10 @@ def fit(data: Prepared) -> tuple[TreeModel, TreeModel]:
     shop = bt.Recommender(steps=0, seed=0, refit=False)
     shop.fit(replace(data, train=blind(data.train), val=blind(data.val), test=blind(data.test)), verbose=False)
     model, start = shop.model, time.monotonic()
-    assert isinstance(model.scorer, SumScorer)
+    parts = as_sum(model.scorer)
+    assert parts is not None
     fitting = Fitting(model.tree, data, first_level=model.first_level)
-    scorer = ContextPart().add(model.scorer.without(DEEP), fitting)
+    scorer = ContextPart().add(parts.without(DEEP), fitting)
     print(scorer.hyperparameters["context"], f"{time.monotonic() - start:.1f} s", flush=True)
     return model, model.with_scorer(scorer).eval()
 

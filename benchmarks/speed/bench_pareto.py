@@ -33,7 +33,7 @@ from beamtree.kernels.compiled_shared import compiled, select, sort
 from beamtree.research.baselines import build
 from beamtree.research.baselines.sparse import history_items, partner_matrix
 from beamtree.research.baselines.two_tower import HNSWIndex
-from beamtree.scorers import FactorScorer, SumScorer
+from beamtree.scorers import FactorScorer, as_sum
 from beamtree.tree import PAD
 
 M, BEAMS, BREADTHS, PARTNERS = 20, (20, 50, 100, 200, 400), (20, 50, 100, 200, 400, 800), (20, 50, 100, 200)
@@ -158,8 +158,8 @@ def main() -> None:
     torch.set_num_threads(2)  # for the fits; one while queries are timed
     shop = bt.Recommender.load(args.run)
     model, data, records = shop.before_refit.eval(), shop.data, []
-    scorer = model.scorer
-    assert isinstance(scorer, SumScorer)
+    scorer = as_sum(model.scorer)
+    assert scorer is not None
     factors = scorer.part("factors")
     assert isinstance(factors, FactorScorer)
     own = scorer.hyperparameters["weights"]["repeats"] < 0  # whether histories are left out

@@ -19,7 +19,7 @@ import beamtree as bt
 from beamtree.data import Events
 from beamtree.data.inputs import NO_TIME, WHOLE_HISTORY, Inputs, history_width
 from beamtree.parts.sequence import SEQUENCE
-from beamtree.scorers import SumScorer
+from beamtree.scorers import SumScorer, as_sum
 from beamtree.tree import PAD
 
 LENGTHS = (10, 20, 50, 200, 1000)
@@ -49,13 +49,14 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     shop = bt.Recommender.load(options.run, device=options.device)
     model, events = shop.model, shop.data.train.events
-    assert isinstance(model.scorer, SumScorer)
-    rows = {" + ".join(model.scorer.names): model}
-    if SEQUENCE in model.scorer.names:
-        others = [name for name in model.scorer.names if name != SEQUENCE]
-        parts = {name: model.scorer.part(name) for name in others}
-        plain = SumScorer(parts, model.tree.height, hyperparameters=model.scorer.hyperparameters)
-        plain.set_weights(**{name: model.scorer.weight_of(name) for name in others})
+    scorer = as_sum(model.scorer)
+    assert scorer is not None
+    rows = {" + ".join(scorer.names): model}
+    if SEQUENCE in scorer.names:
+        others = [name for name in scorer.names if name != SEQUENCE]
+        parts = {name: scorer.part(name) for name in others}
+        plain = SumScorer(parts, model.tree.height, hyperparameters=scorer.hyperparameters)
+        plain.set_weights(**{name: scorer.weight_of(name) for name in others})
         rows[" + ".join(others)] = bt.TreeModel(model.tree, plain.to(model.tree.device), first_level=model.first_level)
     print(f"{model.tree.num_items:,} items, beam {options.beam}, m = {M}, {options.threads} threads, {options.device}")
     generators = {name: torch.Generator().manual_seed(0) for name in rows}
