@@ -71,7 +71,7 @@ from beamtree.query.reasons import explain_columns, explained_items
 from beamtree.query.request import Names
 from beamtree.query.response import column_types
 from beamtree.query.scores import item_vectors, score_columns, user_vectors
-from beamtree.scorers import Scorer, context_values
+from beamtree.scorers import Scorer
 from beamtree.storage.models import load_model
 from beamtree.storage.runs import (
     DATA,
@@ -731,7 +731,7 @@ class Recommender:
         with requires("", "reading a log"):
             from beamtree.ingest.user_events import read_users
 
-        context, ids = list(context_values(model.scorer)), _ids(model)
+        context, ids = list(model.scorer.context_values), _ids(model)
         items_of = None if self._training_data() is None else partial(self._known_users().items, ids=ids)
         return read_users(data, ids, columns, exclude_seen=exclude_seen, context=context, items_of=items_of)
 

@@ -64,7 +64,7 @@ def make_model(make, items=50, arity=2, **how):
 
 def check_same(search, model, x, beam_size, m):
     """The same scores in the same order, and the same items but where two score alike."""
-    items, scores = search(*x.split([HISTORY, 2], dim=1)) if model.scorer.reads_context else search(x)
+    items, scores = search(*x.split([HISTORY, 2], dim=1)) if model.scorer.context_values else search(x)
     best, log_p = bt.retrieve(model, x, beam_size=beam_size, m=m)
     torch.testing.assert_close(scores, log_p.exp(), rtol=1e-4, atol=1e-6)
     assert torch.equal(items == PAD, best == PAD)

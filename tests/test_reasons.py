@@ -88,7 +88,7 @@ def test_parts_add_up_to_what_each_gives(titled, in_context):
         for name in scorer.drop_zero_parts().names:
             with torch.no_grad():
                 part = scorer.part(name)
-                of_part = x if part.reads_context else x[:, :69]
+                of_part = x if part.context_values else x[:, :69]
                 expected = float(part(part.prepare(tree, of_part), tree.height, leaf)) * scorer.weight_of(name)
             assert by_part.get(name, 0.0) == pytest.approx(expected, rel=1e-4, abs=1e-5)
         seen |= by_part.keys()

@@ -129,7 +129,7 @@ def test_it_finds_what_the_plain_search_does(data):
         scorer.calibration = torch.tensor([0.7, -1.0])
     model = TreeModel(tree, scorer, first_level=data.draw(st.integers(1, tree.height))).eval()
     x = torch.randint(-1, items, (3, data.draw(st.integers(1, 69))), generator=generator)
-    if scorer.reads_context and data.draw(st.booleans()):
+    if scorer.context_values and data.draw(st.booleans()):
         x = torch.nn.functional.pad(x, (0, 69 - x.shape[1]), value=PAD)
         x = torch.cat([x, torch.randint(-1, 4, (3, 2), generator=generator)], dim=1)
     assert search_parts(scorer, tree, x) is not None

@@ -364,7 +364,7 @@ def users_of(model):
     x[0, : len(FORGOTTEN)] = torch.tensor(FORGOTTEN)
     x[1] = PAD
     x[2, :4] = torch.tensor([FORGOTTEN[0], HIDDEN[0], model.tree.num_items - 1, 0])
-    if model.scorer.reads_context:
+    if model.scorer.context_values:
         values = torch.tensor([[0, 2], [1, 2], [PAD, 2], [0, PAD], [1, PAD], [PAD, PAD], [1, 2]])
         x = torch.cat([x, values], dim=1)
     return x
@@ -398,7 +398,7 @@ def with_triton(model, x, k, m):
 def exported(model, x, k, m, make=SearchModule):
     with torch.no_grad():
         search = make(model, k, m)
-        items, scores = search(*x.split([HISTORY, 2], dim=1)) if model.scorer.reads_context else search(x)
+        items, scores = search(*x.split([HISTORY, 2], dim=1)) if model.scorer.context_values else search(x)
     return items, scores.log()
 
 

@@ -38,7 +38,6 @@ from beamtree.live.users import Users
 from beamtree.model import TreeModel
 from beamtree.research.baselines import BASELINES, build
 from beamtree.research.compare.report import strength
-from beamtree.scorers import context_values
 from beamtree.storage.runs import data_folder, ids_of, open_data, open_first, open_model, read_run
 from beamtree.storage.settings import fingerprint
 
@@ -116,7 +115,7 @@ def evaluate_run(
             return options.users_of(prepared, split)
         from beamtree.ingest.user_events import read_users  # polars takes a moment to import
 
-        context, ids = list(context_values(served.scorer)), ids_of(run, served)
+        context, ids = list(served.scorer.context_values), ids_of(run, served)
         known = Users(prepared, {} if changes is None else changes.events, {})
         items_of = partial(known.items, ids=ids)
         return read_users(log, ids, columns, exclude_seen=exclude_seen, context=context, items_of=items_of)

@@ -13,7 +13,6 @@ from beamtree.beam import DEFAULT_BEAM_SIZE, BeamSize, walk_to_items, widths
 from beamtree.data.inputs import HISTORY, NO_TIME
 from beamtree.files.atomic import write_atomically
 from beamtree.model import TreeModel
-from beamtree.scorers import context_values
 from beamtree.tree import PAD
 
 SUFFIX = ".pt2"
@@ -70,7 +69,7 @@ def export_program(
         x = torch.zeros(3, HISTORY, dtype=torch.int64, device=device)
     else:
         x = torch.zeros(3, scorer.settings()["dim"], device=device)
-    columns, inputs = context_values(scorer), [x]
+    columns, inputs = scorer.context_values, [x]
     if columns:
         inputs.append(torch.zeros(3, len(columns), dtype=torch.int64, device=device))
     shapes = ({0: torch.export.Dim("users", min=1)},) * len(inputs)
@@ -118,7 +117,7 @@ def write_artifact(
         "num_items": model.tree.num_items,
         "device": model.tree.device.type,
         "torch": str(torch.__version__),
-        **({"context": columns} if (columns := context_values(model.scorer)) else {}),
+        **({"context": columns} if (columns := model.scorer.context_values) else {}),
         **(about or {}),
     }
     files = {DESCRIPTION: json.dumps(description, indent=1)}

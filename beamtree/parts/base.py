@@ -11,7 +11,7 @@ from beamtree.data.inputs import WHOLE_HISTORY
 from beamtree.parts.acceptance import Acceptance
 from beamtree.parts.processes import ALONE, Processes
 from beamtree.progress import OnProgress, no_progress
-from beamtree.scorers import FactorScorer, Scorer, SumScorer, context_values
+from beamtree.scorers import FactorScorer, Scorer, SumScorer
 from beamtree.tree import Tree
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class Fitting:
     def acceptance(self, parts: SumScorer, contexts: Mapping[str, Sequence[str]] | None = None) -> Acceptance:
         """What decides on one more part of a sum, which may read these columns of contexts and their values."""
         users = self.validation_users()
-        if values := contexts or context_values(parts):
+        if values := contexts or parts.context_values:
             users = users.with_contexts(values)
         return Acceptance(self.tree, parts, users, self.first_level, self.device, processes=self.processes)
 

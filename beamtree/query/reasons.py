@@ -10,7 +10,6 @@ from beamtree.data.ids import as_id
 from beamtree.query.history import History, model_input
 from beamtree.query.response import repeated
 from beamtree.query.search import Searcher, popularity_in, shares_of_events
-from beamtree.scorers import context_values
 from beamtree.scorers.context import CONTEXT
 from beamtree.scorers.popularity import POPULARITY
 from beamtree.tree import PAD
@@ -45,7 +44,7 @@ def reasons(searcher: Searcher, histories: Sequence[History], items: Sequence[in
 
 def _of_model(searcher: Searcher, histories: Sequence[History], items: Sequence[int]) -> list[list[list[Reason]]]:
     model = searcher.model
-    x, columns = model_input(model, histories), list(context_values(model.scorer))
+    x, columns = model_input(model, histories), list(model.scorer.context_values)
     found = model.contributions(x, torch.tensor([list(items)], dtype=torch.int64, device=x.device))
     names, parts = list(found), [torch.cat([part.entries, part.rest.unsqueeze(2)], dim=2) for part in found.values()]
     given = torch.stack(parts, dim=2)  # by events, values of the context, and none of them [B, W, parts, X + 1]
@@ -90,7 +89,7 @@ def _of_popularity(searcher: Searcher, history: History, items: Sequence[int]) -
 def reason_columns(searcher: Searcher, rows: Sequence[Reason]) -> dict[str, list[Any]]:
     """Reasons as columns, with ids as text and titles; `column` where the model reads contexts."""
     names, titles = searcher.ids.names, None if searcher.catalogue is None else searcher.catalogue.titles
-    with_contexts = bool(context_values(searcher.model.scorer))
+    with_contexts = bool(searcher.model.scorer.context_values)
     return {
         "event": [None if row.event is None else names[row.event] for row in rows],
         "event_title": [None if row.event is None or titles is None else titles[row.event] for row in rows],

@@ -1,7 +1,7 @@
 """g(x, n): the node-wise scorers."""
 
-from beamtree.scorers.base import Scorer, TableScorer
-from beamtree.scorers.context import ContextScorer, context_part, context_values, with_inputs
+from beamtree.scorers.base import Scorer, TableScorer, with_inputs
+from beamtree.scorers.context import ContextScorer, context_part
 from beamtree.scorers.deep import DeepScorer
 from beamtree.scorers.dot_product import DotProductScorer
 from beamtree.scorers.factors import FactorScorer
@@ -49,6 +49,5 @@ __all__ = [
     "TrendScorer",
     "as_sum",
     "context_part",
-    "context_values",
     "with_inputs",
 ]

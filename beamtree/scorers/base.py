@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cache
 from types import MappingProxyType
 from typing import Any, NamedTuple, Self
@@ -9,6 +10,8 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
+from beamtree.data import BeforeAfter, Data
+from beamtree.data.contexts import Values
 from beamtree.data.inputs import HISTORY, InputColumns
 from beamtree.kernels.search_cpu import CompiledPart, WeightedParts
 from beamtree.scorers.table import NodeTable
@@ -43,7 +46,6 @@ class Scorer(nn.Module, ABC):
     """
 
     reads_items = False  # whether x are histories: numbers of items, which must be those of the tree
-    reads_context = False  # whether x has the values of contexts: see `data.contexts`
     reads_clock = False  # whether x has times: see `data.inputs`
     history = HISTORY  # events that are read of a user, at most
     exportable = False  # whether it scores by operations of torch alone inside `kernels.plain_operations`
@@ -140,6 +142,11 @@ class Scorer(nn.Module, ABC):
         return {SCORE: self}
 
     @property
+    def context_values(self) -> Values:
+        """The columns of the contexts that it reads, and the values of each; none where it reads no contexts."""
+        return {}
+
+    @property
     def columns(self) -> InputColumns:
         """Those of x, beside the histories."""
         return InputColumns(self.reads_clock)
@@ -184,9 +191,24 @@ class Scorer(nn.Module, ABC):
 
     def check(self, x: Tensor) -> None:
         """Raise a ValueError in one line where x cannot be scored."""
+        if self.reads_items:
+            self.columns.check(x)
         if x.is_floating_point() and not bool(torch.isfinite(x).all()):
             row = int((~torch.isfinite(x)).flatten(1).any(1).nonzero()[0])
             raise ValueError(f"x has NaN or infinity in row {row}: clean it before scoring")
+
+
+def with_inputs(scorer: Scorer, users: Data) -> Data:
+    """Users as a scorer reads them: histories as long as it reads, and times and contexts where their log has them.
+
+    The time of a request and its context are those of what a user chose next.
+    """
+    if not isinstance(users, BeforeAfter) or not scorer.reads_items:
+        return users
+    users = replace(users, history=max(HISTORY, scorer.history), clock=False, context_values=None)
+    users = users.with_times() if scorer.reads_clock else users
+    values = scorer.context_values
+    return users.with_contexts(values) if values else users
 
 
 @cache

@@ -1,15 +1,13 @@
 """The context of a request, such as country and hour: g(x, n) = ⟨u(c), v_n⟩, whatever the history is."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from beamtree.data import BeforeAfter, Data
 from beamtree.data.contexts import ValueIndex, Values
-from beamtree.data.inputs import HISTORY, InputColumns
+from beamtree.data.inputs import InputColumns
 from beamtree.scorers.base import Contributions, Scorer
 from beamtree.scorers.dot_product import LEAVES_AT_ONCE, DotProductScorer
 from beamtree.scorers.table import NodeTable, Vectors
@@ -31,7 +29,6 @@ class ContextScorer(DotProductScorer):
         seed: not used; vectors come from `from_table` or from a file.
     """
 
-    reads_context = True
     vectors: Tensor  # of the values of all columns, then zeros for PAD [V + 1, dim]
     weights: Tensor  # [columns]
 
@@ -65,6 +62,10 @@ class ContextScorer(DotProductScorer):
     def on_tree(self, old: Tree, new: Tree) -> "ContextScorer":
         scorer = self.from_table(self.table.means_on(old, new), self.values, self.vectors[:-1], self.weights.tolist())
         return scorer.to(self.vectors.device)
+
+    @property
+    def context_values(self) -> Values:
+        return self.values
 
     @property
     def columns(self) -> InputColumns:
@@ -107,7 +108,7 @@ class ContextScorer(DotProductScorer):
         }
 
     def check(self, x: Tensor) -> None:
-        self.columns.check(x)
+        super().check(x)
         if x.device.type == "cpu" and (self.columns.split(x).context >= len(self.vectors) - 1).any():
             raise ValueError(f"x has a context with a value beyond the {len(self.vectors) - 1} of this scorer")
 
@@ -115,22 +116,3 @@ class ContextScorer(DotProductScorer):
 def context_part(scorer: Scorer) -> ContextScorer | None:
     """The part of a scorer that reads contexts, if it has one."""
     return next((part for part in scorer.scorers().values() if isinstance(part, ContextScorer)), None)
-
-
-def context_values(scorer: Scorer) -> Values:
-    """The columns of the contexts that a scorer reads, and the values of each; none where it reads no contexts."""
-    part = context_part(scorer)
-    return {} if part is None else part.values
-
-
-def with_inputs(scorer: Scorer, users: Data) -> Data:
-    """Users as a scorer reads them: histories as long as it reads, and times and contexts where their log has them.
-
-    The time of a request and its context are those of what a user chose next.
-    """
-    if not isinstance(users, BeforeAfter) or not scorer.reads_items:
-        return users
-    part, history = context_part(scorer), max(HISTORY, scorer.history)
-    users = replace(users, history=history, clock=False, context_values=None)
-    users = users.with_times() if scorer.reads_clock else users
-    return users if part is None else users.with_contexts(part.values)

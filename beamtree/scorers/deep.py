@@ -165,9 +165,6 @@ class DeepScorer(TableScorer):
             "lift": self.lift,
         }
 
-    def check(self, x: Tensor) -> None:
-        self.columns.check(x)
-
 
 @torch.no_grad()
 def start_as_product(of_user: nn.Linear, of_node: nn.Linear, layers: list[nn.Linear], windows: int, dim: int) -> None:

@@ -216,6 +216,3 @@ class FactorScorer(DotProductScorer):
             "scale": self.scale,
             "history": self.history,
         }
-
-    def check(self, x: Tensor) -> None:
-        self.columns.check(x)

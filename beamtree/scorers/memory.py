@@ -54,9 +54,6 @@ class SubtreeMaxScorer(Scorer):
     def compiled_part(self, tree: Tree) -> CompiledPart | None:
         return Entries(self.entries, self.columns, self.history)
 
-    def check(self, x: Tensor) -> None:
-        self.columns.check(x)
-
 
 class MemoryScorer(SubtreeMaxScorer):
     """Sums the partner weights of the items of the history, discounted by age.

@@ -71,6 +71,3 @@ class PopularityScorer(DotProductScorer):
 
     def settings(self) -> dict[str, Any]:
         return {"num_nodes": self.table.num_nodes, "scale": self.scale}
-
-    def check(self, x: Tensor) -> None:
-        self.columns.check(x)

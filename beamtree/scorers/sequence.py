@@ -359,6 +359,3 @@ class SequenceScorer(DotProductScorer):
         if encoder.length != HISTORY:
             sizes["length"] = encoder.length
         return {**sizes, "clock": True} if encoder.clock else sizes
-
-    def check(self, x: Tensor) -> None:
-        self.columns.check(x)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from beamtree.data.contexts import Values
 from beamtree.data.inputs import HISTORY, InputColumns
 from beamtree.kernels import is_plain
 from beamtree.kernels.search_cpu import CompiledPart, WeightedParts
@@ -69,9 +70,8 @@ class SumScorer(TableScorer):
         return any(part.reads_items for part in self.scorers().values())
 
     @property
-    def reads_context(self) -> bool:  # type: ignore[override]
-        """Whether any of its parts does."""
-        return any(part.reads_context for part in self.scorers().values())
+    def context_values(self) -> Values:
+        return next((values for part in self.scorers().values() if (values := part.context_values)), {})
 
     @property
     def reads_clock(self) -> bool:  # type: ignore[override]
@@ -246,7 +246,7 @@ class SumScorer(TableScorer):
                 given, rest = part.contributions(tree, own, items)
                 count = part.histories(own).shape[1]
                 entries = pad(given[:, :, :count], (0, x.shape[1] - count))
-                if part.reads_context and x.shape[1] > HISTORY:
+                if part.context_values and x.shape[1] > HISTORY:
                     entries[:, :, of_context] = given[:, :, -part.columns.contexts :]
                 found[name] = Contributions(entries * weight, rest * weight)
         return found

@@ -158,9 +158,6 @@ class TrendScorer(DotProductScorer):
             "newest": self.newest,
         }
 
-    def check(self, x: Tensor) -> None:
-        self.columns.check(x)
-
 
 def maxima(tree: Tree, values: Tensor) -> Tensor:
     """The values of items [M, columns] at their leaves, and the largest below each other node, as halves."""
