@@ -16,9 +16,8 @@ import beamtree as bt
 from beamtree import PAD, TreeModel
 from beamtree.data import Ids
 from beamtree.data.views import HISTORY
-from beamtree.export import export_program, write_artifact
-from beamtree.export.artifact import SearchModule
 from beamtree.scorers import SCORERS, FixedScorer, SubtreeMaxScorer, SumScorer
+from beamtree.storage.exported import SearchModule, export_program, write_artifact
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "load_artifact.py"
 

@@ -25,7 +25,7 @@ ROWS = [
     {"train", "diagnose"},
     {"parts"},
     {"closed_form", "classify"},
-    {"storage", "methods", "evaluate", "ingest", "export"},
+    {"storage", "methods", "evaluate", "ingest"},
     {"losses"},
     {"candidates", "builders"},
     {"targets", "beam"},

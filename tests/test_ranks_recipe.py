@@ -70,19 +70,18 @@ def parts_of(shop):
 LOSSES = {
     "all items": {},
     "sample": {"sampled": 8},
-    "beam": {"sampled": 8, "beam_leaves": 2},
     "clock": {"clock": True, "length": 100},
 }
 
 
 def encoders():
     join()
-    events, tree = some_events([5, 80, 2, 1, 9] * 4, 30), bt.random_tree(30)
+    events = some_events([5, 80, 2, 1, 9] * 4, 30)
     events = replace(events, times=torch.arange(len(events.items)) * 3_600, clock=1)
     found = {}
     for name, loss in LOSSES.items():
         settings = replace(SMALL, steps=25, batch_size=6, **loss)
-        encoder, vectors = fit_sequence(events, 30, settings, seed=4, tree=tree)
+        encoder, vectors = fit_sequence(events, 30, settings, seed=4)
         found[name] = [part.tolist() for part in (*encoder.parameters(), vectors)]
     return found
 

@@ -17,9 +17,7 @@ from beamtree.live.placement import Placement
 from beamtree.parts import Fitting
 from beamtree.parts import sequence as sequence_part
 from beamtree.parts.sequence import (
-    REFRESH,
     SEQUENCE,
-    BeamLeaves,
     SequencePart,
     SequenceSettings,
     cross_entropy,
@@ -91,15 +89,14 @@ def test_cross_entropy_is_that_of_torch(monkeypatch):
     torch.testing.assert_close((loss, *grads), (expected, states.grad, vectors.grad))
 
 
-@pytest.mark.parametrize("certain", [[], [2, 3, 17]])
-def test_sampled_cross_entropy_and_its_gradients_are_as_defined(certain):
+def test_sampled_cross_entropy_and_its_gradients_are_as_defined():
     torch.manual_seed(0)
     states, vectors, targets = torch.randn(5, 4), torch.randn(30, 4), torch.randint(3, (5, 2))
     targets[3, 0], targets[1, 1] = PAD, 17
     shares = torch.rand(30).softmax(0)
     states.requires_grad_(), vectors.requires_grad_()
     generator = torch.Generator().manual_seed(1)
-    loss = sampled_cross_entropy(states, vectors, targets, shares, 9, generator, torch.tensor(certain).long())
+    loss = sampled_cross_entropy(states, vectors, targets, shares, 9, generator)
     grads = torch.autograd.grad(loss, (states, vectors))
     generator = torch.Generator().manual_seed(1)
     uniform = torch.randint(30, (5,), generator=generator).tolist()
@@ -108,8 +105,7 @@ def test_sampled_cross_entropy_and_its_gradients_are_as_defined(certain):
     assert 0 in negatives  # where a target is missing, too
     total, count = torch.zeros(()), 0
     for state, row in zip(states, targets.tolist(), strict=True):
-        weights = [(item, float(5 / 30 + 4 * shares[item])) for item in negatives if item not in certain]
-        weights += [(item, 1.0) for item in certain]
+        weights = [(item, float(5 / 30 + 4 * shares[item])) for item in negatives]
         others = sum((state @ vectors[item]).exp() / weight for item, weight in weights if item not in row)
         for target in row:
             if target != PAD:
@@ -130,52 +126,11 @@ def test_a_sample_of_nothing_but_targets_has_no_loss():
     assert torch.autograd.grad(loss, states)[0].eq(0).all()
 
 
-def test_a_sample_with_every_item_is_the_whole_softmax():
-    torch.manual_seed(0)
-    states, vectors, targets = torch.randn(6, 4), torch.randn(20, 4), torch.randint(20, (6, 1))
-    sampled = sampled_cross_entropy(
-        states, vectors, targets, torch.full((20,), 0.05), 8, torch.Generator(), torch.arange(20)
-    )
-    torch.testing.assert_close(sampled, cross_entropy(states, vectors, targets))
-
-
 def test_a_sample_without_a_target_has_no_loss():
     states, vectors = torch.randn(3, 4), torch.randn(20, 4)
     targets = torch.full((3, 2), PAD)
     loss = sampled_cross_entropy(states, vectors, targets, torch.full((20,), 0.05), 8, torch.Generator())
     assert float(loss) == 0
-
-
-@torch.no_grad()
-def test_beam_leaves_are_the_best_items_of_the_histories():
-    torch.manual_seed(0)
-    tree = bt.random_tree(40, seed=2)
-    encoder, vectors = SequenceEncoder(32, 1, 0.5, seed=1), torch.randn(40, 32).half().float()
-    x = torch.tensor([[4, 7, 39], [5, PAD, PAD]])  # oldest first
-    found = BeamLeaves(tree, beam_size=64, leaves=3)(0, encoder, vectors, x)
-    expected = set()
-    for row in x.tolist():
-        state = literal_state(encoder, [vectors[item] for item in row if item != PAD])
-        expected |= set((vectors @ state).topk(3).indices.tolist())
-    assert found.tolist() == sorted(expected)
-
-
-def test_beam_leaves_follow_the_training():
-    tree, encoder = bt.random_tree(40, seed=2), SequenceEncoder(32, 1, 0.0, seed=1)
-    leaves = BeamLeaves(tree, beam_size=64, leaves=3)
-    x = torch.tensor([[4, 7, 39]])
-    first, second = torch.randn(2, 40, 32).unbind()
-    before = leaves(0, encoder, first, x)
-    assert torch.equal(leaves(1, encoder, second, x), before)  # the vectors of the last refresh
-    after = leaves(REFRESH, encoder, second, x)
-    assert torch.equal(after, BeamLeaves(tree, beam_size=64, leaves=3)(0, encoder, second, x))
-    assert not torch.equal(after, before)
-
-
-def test_beam_leaves_need_a_tree():
-    settings = SequenceSettings(32, 0.2, 0.1, 1, 50, 5, 8, batch_size=4, beam_leaves=2)
-    with pytest.raises(ValueError, match="beam_leaves=2 needs a tree"):
-        fit_sequence(some_events([5, 80], 30), 30, settings)
 
 
 @pytest.mark.parametrize("reach", [1, 4])
@@ -201,14 +156,14 @@ def test_targets_are_coming_events(reach):
     assert ahead == set(range(reach))
 
 
-@pytest.mark.parametrize("loss", [{}, {"sampled": 8, "beam_leaves": 2}])
+@pytest.mark.parametrize("loss", [{}, {"sampled": 8}])
 def test_the_same_seed_gives_the_same_encoder(loss):
-    events, tree = some_events([5, 80, 2, 1, 9] * 4, 30), bt.random_tree(30)
+    events = some_events([5, 80, 2, 1, 9] * 4, 30)
     settings = replace(SequenceSettings(32, 0.2, 0.1, 3, 12, 5, None, batch_size=4), **loss)
-    one, other = (fit_sequence(events, 30, settings, seed=4, tree=tree) for _ in range(2))
+    one, other = (fit_sequence(events, 30, settings, seed=4) for _ in range(2))
     assert torch.equal(one[1], other[1])
     assert all(map(torch.equal, one[0].parameters(), other[0].parameters()))
-    assert not torch.equal(one[1], fit_sequence(events, 30, settings, seed=5, tree=tree)[1])
+    assert not torch.equal(one[1], fit_sequence(events, 30, settings, seed=5)[1])
 
 
 def test_training_stops_where_it_is_told_to():

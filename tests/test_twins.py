@@ -28,8 +28,6 @@ from beamtree.data.views import HISTORY, POOLING_WINDOWS
 from beamtree.distributed.group import Ranks
 from beamtree.distributed.partition import Shard
 from beamtree.distributed.sharding import shard_model
-from beamtree.export import export_program
-from beamtree.export.artifact import SearchModule
 from beamtree.kernels.search_cpu import search_parts
 from beamtree.live.edits import with_hidden, with_items, without_items
 from beamtree.live.placement import like_items
@@ -49,6 +47,7 @@ from beamtree.scorers import (
 )
 from beamtree.scorers.factors import Factors
 from beamtree.scorers.memory import SubtreeMaxScorer, recency_weights
+from beamtree.storage.exported import SearchModule, export_program
 
 ITEMS, USERS, TOP = 29, 7, 4  # items on 32 slots, and nodes of the last level that all ranks have
 FORGOTTEN, HIDDEN, NEW = [3, 4, 5, 17], [8, 9, 20], 2

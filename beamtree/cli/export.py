@@ -9,8 +9,8 @@ import typer
 from beamtree import __version__
 from beamtree.cli import options
 from beamtree.cli.console import note, write
-from beamtree.export import check_name, write_artifact
 from beamtree.files.atomic import check_writable
+from beamtree.storage.exported import check_name, write_artifact
 from beamtree.storage.runs import ids_of, open_model
 from beamtree.storage.settings import fingerprint
 

@@ -124,6 +124,9 @@ class FittedCandidates(NamedTuple):
     combine: Callable[[Mapping[str, Scorer]], Scorer | None]  # of the parts before it; None to leave this one out
 
 
+NOTHING_FITTED = FittedCandidates({}, lambda others: None)
+
+
 class ClosedFormPart(Part):
     """A part of the closed form: all of these are fitted first, and their weights are chosen together."""
 

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from beamtree.beam import DEFAULT_BEAM_SIZE
+from beamtree.beam import DEFAULT_BEAM_SIZE, default_beam_size
 from beamtree.closed_form.als import STRENGTHS, implicit_als
 from beamtree.closed_form.cooccurrence import ItemMatrix, cooccurrence
 from beamtree.closed_form.graph import graph_partners
@@ -218,7 +218,7 @@ class ClosedForm(Fitting):
         model = TreeModel(self.tree, part, first_level=self.first_level).to(self.device)
         most = default_m(self.tree.num_items)
         cuts = sorted({min(cut, most) for cut in cuts})
-        find, users_at_once = self.parallel(search_function(model, max(DEFAULT_BEAM_SIZE, most), cuts[-1]))
+        find, users_at_once = self.parallel(search_function(model, default_beam_size(most), cuts[-1]))
         exclude = not self.users_repeat
         users = with_inputs(part, self.users)
         result = measure(find, users, m=cuts, metrics=("recall",), exclude_seen=exclude, batch_size=users_at_once)

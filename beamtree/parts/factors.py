@@ -7,7 +7,7 @@ import torch
 from beamtree.closed_form.als import STRENGTHS, choose_strengths
 from beamtree.closed_form.part_weights import BATCH, scores_at_leaves
 from beamtree.model import TreeModel
-from beamtree.parts.base import ClosedFormPart, FittedCandidates
+from beamtree.parts.base import NOTHING_FITTED, ClosedFormPart, FittedCandidates
 from beamtree.parts.closed_form import POWERS, ClosedForm
 from beamtree.scorers import FactorScorer, Scorer, with_inputs
 from beamtree.tree import PAD
@@ -25,7 +25,7 @@ class FactorsPart(ClosedFormPart):
 
     def fit_candidates(self, form: ClosedForm) -> FittedCandidates:
         if not form.is_used(self.name):
-            return FittedCandidates({}, lambda others: None)
+            return NOTHING_FITTED
         form.stages.begin(self.name, len(STRENGTHS) + 2 * len(POWERS))  # the last fit takes as long as a few trials
 
         def fitted(pair: tuple[float, float], **more: Any) -> FactorScorer:

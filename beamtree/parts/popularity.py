@@ -1,6 +1,6 @@
 """The popularity part: what most users choose, for logs and users that nothing else explains."""
 
-from beamtree.parts.base import ClosedFormPart, FittedCandidates
+from beamtree.parts.base import NOTHING_FITTED, ClosedFormPart, FittedCandidates
 from beamtree.parts.closed_form import ClosedForm
 from beamtree.scorers import Scorer
 from beamtree.scorers.popularity import POPULARITY
@@ -13,7 +13,7 @@ class PopularityPart(ClosedFormPart):
 
     def fit_candidates(self, form: ClosedForm) -> FittedCandidates:
         if not form.is_used(self.name):
-            return FittedCandidates({}, lambda others: None)
+            return NOTHING_FITTED
         scorer = form.popularity_scorer(form.log.popularity(form.data.num_items))
         return FittedCandidates(
             {self.name: scorer},

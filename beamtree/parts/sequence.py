@@ -15,9 +15,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import embedding, pad, softplus
+from torch.nn.functional import embedding, softplus
 
-from beamtree.beam import retrieve
 from beamtree.closed_form.part_weights import CUTS, USERS
 from beamtree.data import HISTORY, BeforeAfter, Data, Events, Prepared
 from beamtree.data.inputs import NO_TIME, Inputs
@@ -50,8 +49,6 @@ AVERAGE = 1e-3  # weight of the newest step in the running mean of the weights, 
 NEWEST = 5  # the share of the steps that count early on is 1 / NEWEST
 PATIENCE = 1_500  # steps without a rise after which training stops
 EARLY = 1_000  # steps that are checked more often on a GPU: small logs overfit within a few epochs
-REFRESH = 100  # steps after which the beam that finds negatives takes the newest vectors
-NEGATIVES_BEAM = 20  # its size
 FACTOR_SHARE = 0.3  # of the random vectors, kept beside the factors that item vectors begin with
 MINUTES = 5.0  # of training on a CPU
 LEAST_EVENTS = 50_000  # of a log, from which a CPU trains the part unless told otherwise
@@ -78,7 +75,6 @@ class SequenceSettings:
     layers: int = LAYERS
     lr: float = LR
     batch_size: int = BATCH
-    beam_leaves: int = 0  # negatives of a sampled loss that a beam finds for each window
     check_early: int = 0  # steps between the checks of the first EARLY steps; 0 for `check_every`
     length: int = HISTORY  # events of a window
     clock: bool = False  # whether times are read
@@ -170,7 +166,6 @@ class SequencePart(Part):
             device=device,
             seed=seed,
             start=start,
-            tree=tree,
             processes=fitting.processes,
             on_check=on_check,
         )
@@ -225,7 +220,6 @@ class SequencePart(Part):
             device=device,
             seed=seed,
             start=start,
-            tree=on_cpu,
             trained=trained,
             processes=fitting.processes,
             on_check=on_check,
@@ -366,7 +360,6 @@ def fit_sequence(
     device: str = "cpu",
     seed: int = 0,
     start: Tensor | None = None,
-    tree: Tree | None = None,
     trained: tuple[SequenceEncoder, Tensor] | None = None,
     processes: Processes = ALONE,
     on_check: Callable[[int, SequenceEncoder, Tensor], bool] = lambda step, encoder, vectors: False,
@@ -383,7 +376,6 @@ def fit_sequence(
         device: where it is trained.
         seed: of all that is random.
         start: vectors of the items [M, any], such as factors, that theirs begin with.
-        tree: that a beam searches for negatives, where the settings ask for them.
         trained: an encoder and vectors that training goes on from.
         processes: those that train together.
         on_check: called with the step, the encoder and the vectors; training stops where it returns True.
@@ -395,11 +387,6 @@ def fit_sequence(
     seconds = events.seconds(torch.arange(len(events.items), device=device)) if settings.clock else None
     if not len(users):
         raise ValueError("nothing to train on: no user has two events")
-    leaves = None
-    if settings.sampled is not None and settings.beam_leaves:
-        if tree is None:
-            raise ValueError(f"beam_leaves={settings.beam_leaves} needs a tree")
-        leaves = BeamLeaves(tree.to(device), max(NEGATIVES_BEAM, settings.beam_leaves), settings.beam_leaves)
     sizes = settings.dim, settings.layers, settings.dropout, settings.length, settings.clock
     if trained is None:
         encoder, first = SequenceEncoder(*sizes, seed=seed), _first_vectors(num_items, settings.dim, start, seed)
@@ -443,10 +430,7 @@ def fit_sequence(
             if settings.sampled is None:
                 loss = cross_entropy(states, vectors, own_y)
             else:
-                certain = None if leaves is None else leaves(t, encoder, vectors, x)
-                loss = sampled_cross_entropy(
-                    states, vectors, own_y, shares, settings.sampled, generator, certain, drawn_from=y
-                )
+                loss = sampled_cross_entropy(states, vectors, own_y, shares, settings.sampled, generator, drawn_from=y)
             if not processes.is_single:  # a mean over targets: this process has some of the batch's
                 loss = loss * (0 if share.is_empty else (own_y != PAD).sum() / (y != PAD).sum().clamp(min=1))
             for group in optimizer.param_groups:
@@ -576,7 +560,6 @@ def sampled_cross_entropy(
     shares: Tensor,
     sampled: int,
     generator: torch.Generator,
-    certain: Tensor | None = None,
     drawn_from: Tensor | None = None,
 ) -> Tensor:
     """The same over a target and a sample: half of it uniform, half targets of the batch.
@@ -584,8 +567,7 @@ def sampled_cross_entropy(
     These are `targets`, or `drawn_from` where this process has a part of the batch.
 
     By the log Q correction an item that is expected n times in the sample has 1/n of its weight. `shares` is how often
-    items are targets [M]. Items that are `certain` to be in the sum have their whole weight; the sample stands for the
-    others.
+    items are targets [M].
     """
     batch = targets if drawn_from is None else drawn_from
     positives = batch[batch != PAD]
@@ -594,9 +576,6 @@ def sampled_cross_entropy(
     others = positives[torch.randint(max(1, len(positives)), (half,), generator=generator, device=targets.device)]
     sample, times = torch.cat([uniform, others]).unique(return_counts=True)
     bias = times.log() - ((sampled - half) / len(vectors) + half * shares[sample]).log()
-    if certain is not None:
-        drawn = torch.isin(sample, certain, invert=True)
-        sample, bias = torch.cat([sample[drawn], certain]), torch.cat([bias[drawn], bias.new_zeros(len(certain))])
     place = torch.full((len(vectors),), len(sample), device=targets.device)
     place[sample] = torch.arange(len(sample), device=targets.device)
     index = targets.clamp(min=0)
@@ -640,37 +619,3 @@ class _SampledCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         return *(saved * grads[0] for saved in ctx.saved_tensors), None, None, None
-
-
-class BeamLeaves:
-    """The items that a beam finds for the histories of a batch, with the vectors of the training so far.
-
-    Args:
-        tree: T.
-        beam_size: k.
-        leaves: items of a history.
-    """
-
-    def __init__(self, tree: Tree, beam_size: int, leaves: int) -> None:
-        self.tree, self.beam_size, self.leaves = tree, beam_size, leaves
-        self._model: TreeModel | None = None
-
-    @torch.no_grad()
-    def __call__(self, step: int, encoder: SequenceEncoder, vectors: Tensor, x: Tensor) -> Tensor:
-        """Items, rising, each once; of histories x [B, T], oldest first."""
-        if self._model is None or step % REFRESH == 0:
-            self._model = TreeModel(self.tree, SequenceScorer.from_items(self.tree, deepcopy(encoder), vectors))
-        items, _ = retrieve(
-            self._model, self._newest_first(x), beam_size=self.beam_size, m=min(self.leaves, self.tree.num_items)
-        )
-        found: Tensor = items[items != PAD].unique()
-        return found
-
-    def _newest_first(self, x: Tensor) -> Tensor:
-        """x as the model reads it, without times."""
-        assert self._model is not None
-        x = x.flip(1)
-        if not self._model.scorer.reads_clock:
-            return x
-        x = pad(x, (0, max(0, HISTORY - x.shape[1])), value=PAD)
-        return Inputs(x, torch.full_like(x, NO_TIME), torch.full_like(x[:, :1], NO_TIME), x[:, :0]).joined()

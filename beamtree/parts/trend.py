@@ -7,7 +7,7 @@ from torch import Tensor
 
 from beamtree.data import Events, Prepared
 from beamtree.data.times import DAY
-from beamtree.parts.base import ClosedFormPart, FittedCandidates
+from beamtree.parts.base import NOTHING_FITTED, ClosedFormPart, FittedCandidates
 from beamtree.parts.closed_form import ClosedForm
 from beamtree.scorers import Scorer, TrendScorer
 from beamtree.scorers.trend import TREND
@@ -33,7 +33,7 @@ class TrendPart(ClosedFormPart):
     def fit_candidates(self, form: ClosedForm) -> FittedCandidates:
         events = form.fitted_events
         if events.clock is None or not len(events.item_numbers()):
-            return FittedCandidates({}, lambda others: None)
+            return NOTHING_FITTED
         chosen = form.hyperparameters.get("weights")
         names = half_lives(events) if chosen is None else [name for name in HALF_LIVES if chosen.get(name)]
         counts = {name: decayed_counts(events, form.data.num_items, HALF_LIVES[name]) for name in names}

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from beamtree.beam import DEFAULT_BEAM_SIZE
+from beamtree.beam import DEFAULT_BEAM_SIZE, default_beam_size
 from beamtree.data import Data
 from beamtree.evaluate import Evaluation, evaluate
 from beamtree.metrics import default_m
@@ -97,6 +97,6 @@ class Validation:
         m = self.m or default_m(model.tree.num_items)
         was_training = model.training
         model.eval()
-        result = evaluate(model, self.data, beam_size=max(m, self.beam_size), m=(m,), metrics=("recall",))
+        result = evaluate(model, self.data, beam_size=default_beam_size(m, self.beam_size), m=(m,), metrics=("recall",))
         model.train(was_training)
         return result["recall", m]

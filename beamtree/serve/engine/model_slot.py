@@ -9,6 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
+from beamtree.beam import default_beam_size
 from beamtree.errors import short_message
 from beamtree.live import LiveModel
 from beamtree.query import RecommendRequest
@@ -93,7 +94,7 @@ def smoke_test(run: LoadedRun, beam_size: int) -> None:
     if len(searcher.ids) == 0:
         raise ValueError("the model has no items")
     m = min(10, len(searcher.ids))
-    request = RecommendRequest([[searcher.ids.name(0)], []], m=m, beam_size=max(beam_size, m))
+    request = RecommendRequest([[searcher.ids.name(0)], []], m=m, beam_size=default_beam_size(m, beam_size))
     response = searcher.recommend(request)
     if response.short or not all(math.isfinite(score) for result in response.results for score in result.scores):
         raise ValueError("the model gives no valid scores for a first history")
