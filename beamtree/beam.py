@@ -1,4 +1,4 @@
-"""Beam search (Eq. 3), the one function that walks down the tree, and retrieval (Eq. 4)."""
+"""Beam search (Eq. 3) as `walk`, whose steps the compiled search of a CPU takes too, and retrieval (Eq. 4)."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext

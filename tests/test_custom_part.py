@@ -11,6 +11,7 @@ from serving import make_service, serving
 import beamtree as bt
 from beamtree.diagnose.explain import parts_of, without_part
 from beamtree.live.renewal import renew
+from beamtree.parts import Part
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "custom_part.py"
 SPEC = importlib.util.spec_from_file_location("custom_part", EXAMPLE)
@@ -117,6 +118,27 @@ def test_it_is_fitted_again_with_all_events(shops, tmp_path):
 def test_two_parts_of_one_name_are_refused():
     with pytest.raises(ValueError, match="two parts of the name 'recent': give one of them another"):
         bt.Recommender(steps=0, parts=(OWN.RecentPart(), OWN.RecentPart())).fit(fashion(users=40), verbose=False)
+
+
+class Unfitted(Part):
+    name = "unfitted"
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        (OWN.RecentPart(), "give a list of parts"),
+        ((OWN.RecentPart,), "is no part: give objects of classes that derive from Part"),
+        ((Unfitted(),), "Unfitted needs a method fit"),
+        *(
+            ((type("Own", (OWN.RecentPart,), {"name": name})(),), r"Own\.name=.*: give it another word for a name")
+            for name in (None, "", "my.part", "two words", "items", "weights", "scales", "follows")
+        ),
+    ],
+)
+def test_what_cannot_be_a_part_is_refused_before_the_log_is_read(parts, message):
+    with pytest.raises(ValueError, match=message):
+        bt.Recommender(steps=0, parts=parts)
 
 
 def test_a_log_without_what_it_needs_is_refused():

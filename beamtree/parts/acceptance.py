@@ -8,6 +8,7 @@ from torch import Tensor
 from beamtree.closed_form.part_weights import STEPS, USERS, Candidates, choose_weights, weigh_losses
 from beamtree.data import Data
 from beamtree.parts.processes import ALONE, Processes
+from beamtree.progress import log
 from beamtree.scorers import Scorer, SumScorer
 from beamtree.tree import Tree
 
@@ -119,6 +120,8 @@ class Acceptance:
         if part is not None and trial is not None and trial.accepted:
             parts = parts.with_part(name, part.cpu(), 0.0).set_weights(**trial.weights)
             parts.calibration = trial.calibration
+        if trial is not None:
+            log.debug("%s part: weights %s, %s, alone %.4f", name, trial.weights, trial.gain, trial.alone)
         gain = trial.gain.mean if trial is not None and trial.accepted else 0.0
         parts.hyperparameters[name] = {"gain": gain, "users": self.num_users}
         return parts

@@ -9,7 +9,6 @@ from beamtree.data import HISTORY, Events, Prepared
 from beamtree.data.contexts import value_numbers
 from beamtree.data.seeds import mix
 from beamtree.parts.base import Fitting, Part
-from beamtree.progress import log
 from beamtree.scorers import ContextScorer, Scorer, SumScorer, context_part
 from beamtree.scorers.context import CONTEXT
 from beamtree.scorers.dot_product import fit_to_maxima
@@ -44,7 +43,6 @@ class ContextPart(Part):
             }
             trial = acceptance.measure(tried)
             weights = [trial.weights.pop(name) for name in names]
-            log.debug("context part: weights %s, gain %.2f %%", weights, 100 * trial.gain.mean)
         if trial is not None and trial.accepted:
             part = context_scorer(tree, factors, [weight / max(weights) for weight in weights])
             fit_inner_nodes(part, tree, data.train.events, fitting.seed)

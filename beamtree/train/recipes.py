@@ -18,6 +18,7 @@ from beamtree.errors import lookup
 from beamtree.methods import METHODS, Method, sized, tdm
 from beamtree.model import TreeModel
 from beamtree.parts import PARTS, Part
+from beamtree.parts.base import check_parts
 from beamtree.parts.closed_form import SAME_ITEMS, ClosedForm
 from beamtree.parts.deep import DeepPart, deep_as_published, deep_from_factors
 from beamtree.parts.sequence import FIRST_SHARE, LEAST_EVENTS, MINUTES, SEQUENCE, SequencePart
@@ -168,6 +169,7 @@ def check_options(options: TrainingOptions) -> Recipe:
     for name, count in (("epochs", options.epochs), ("steps", options.steps)):
         if count is not None and count > MAX_STEPS:
             raise ValueError(f"{name}={count}: must be at most {MAX_STEPS:,}")
+    check_parts(options.parts)
     if options.scorer is not None:
         if not callable(options.scorer):
             raise ValueError(f"scorer={options.scorer!r}: give a class of scorers, or a function (tree, data, seed)")
