@@ -131,7 +131,7 @@ def _name(thing: object) -> str:
     return str(getattr(thing, "__qualname__", type(thing).__qualname__))
 
 
-class Row(NamedTuple):
+class MethodRow(NamedTuple):
     """A method without its numbers."""
 
     candidates: Callable[..., Any]
@@ -144,26 +144,26 @@ class Row(NamedTuple):
     objective_numbers: tuple[str, ...] = ()  # the arguments of `objective`
 
 
-METHODS: dict[str, Row] = {
-    "plt": Row(children_of_positives, (), every_positive, chained=True),
-    "hsm": Row(children_of_positives, (), every_positive, chained=True, single_target=True),
-    "tdm": Row(uniform, ("nodes",), every_positive),
-    "tdm-positives": Row(with_negatives, ("negatives",), every_positive),
-    "otm": Row(beam_candidates, ("beam_size",), best_child, uses_beam=True),
-    "otm-no-beam": Row(uniform, ("nodes",), best_child),
-    "otm-no-optest": Row(beam_candidates, ("beam_size",), every_positive, uses_beam=True),
-    "otm-mixed": Row(beam_and_leaves, ("beam_size", "extra"), best_child, uses_beam=True),
-    "otm-mixed-all": Row(beam_and_uniform, ("beam_size", "extra"), best_child, uses_beam=True),
-    "otm-stochastic": Row(stochastic_beam, ("beam_size",), best_child, uses_beam=True),
-    "otm-margin": Row(
+METHODS: dict[str, MethodRow] = {
+    "plt": MethodRow(children_of_positives, (), every_positive, chained=True),
+    "hsm": MethodRow(children_of_positives, (), every_positive, chained=True, single_target=True),
+    "tdm": MethodRow(uniform, ("nodes",), every_positive),
+    "tdm-positives": MethodRow(with_negatives, ("negatives",), every_positive),
+    "otm": MethodRow(beam_candidates, ("beam_size",), best_child, uses_beam=True),
+    "otm-no-beam": MethodRow(uniform, ("nodes",), best_child),
+    "otm-no-optest": MethodRow(beam_candidates, ("beam_size",), every_positive, uses_beam=True),
+    "otm-mixed": MethodRow(beam_and_leaves, ("beam_size", "extra"), best_child, uses_beam=True),
+    "otm-mixed-all": MethodRow(beam_and_uniform, ("beam_size", "extra"), best_child, uses_beam=True),
+    "otm-stochastic": MethodRow(stochastic_beam, ("beam_size",), best_child, uses_beam=True),
+    "otm-margin": MethodRow(
         beam_candidates, ("beam_size",), best_child,
         uses_beam=True, objective=bce_and_margin, objective_numbers=("beam_size",),
     ),
-    "otm-level-weights": Row(
+    "otm-level-weights": MethodRow(
         beam_candidates, ("beam_size",), best_child,
         uses_beam=True, objective=weighted_bce, objective_numbers=("beam_size",),
     ),
-    "dtr": Row(softmax_paths, ("nodes",), best_child, objective=level_softmax),
+    "dtr": MethodRow(softmax_paths, ("nodes",), best_child, objective=level_softmax),
 }  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from serving import make_service, open_shop, serving
 
 import beamtree as bt
 from beamtree.data import Ids
-from beamtree.data.attributes import value_numbers
+from beamtree.data.attributes import group_numbers
 from beamtree.data.catalogue import Catalogue
 from beamtree.data.expressions import rows_where
 from beamtree.ingest.item_tables import read_catalogue
@@ -415,9 +415,9 @@ def test_m_items_come_back_wherever_an_expression_allows_m(stocked, where, expec
 
 def test_values_that_are_missing_or_equal_are_so_for_limits_too():
     frame = pl.DataFrame({"x": [0.0, -0.0, math.nan, None], "hash": pl.Series([b"\xff"] * 4)})
-    assert value_numbers("x", frame["x"]).tolist() == [0, 0, -1, -1]
+    assert group_numbers("x", frame["x"]).tolist() == [0, 0, -1, -1]
     with pytest.raises(ValueError, match="at_most: column 'hash' holds Binary: give it as text"):
-        value_numbers("hash", frame["hash"])
+        group_numbers("hash", frame["hash"])
 
 
 def test_a_recommender_without_a_table_and_one_with_a_bad_expression_say_so(shop, priced):

@@ -7,7 +7,7 @@ import torch
 
 import beamtree as bt
 from beamtree.data import BeforeAfter, Events, factors
-from beamtree.storage.runs import TrainingLog
+from beamtree.storage.runs import RunLog
 from beamtree.train import Checkpoints, Schedule, Validation, constant, cosine
 
 OPTIONS = {"epochs": 6, "batch_size": 16, "seed": 3}
@@ -145,12 +145,12 @@ def test_schedules_start_and_end_where_they_say():
 
 def test_a_journal_drops_what_a_resumed_run_will_write_again(tmp_path):
     path = tmp_path / "log.jsonl"
-    journal = TrainingLog(path)
+    journal = RunLog(path)
     for step in (1, 2, 3):
         journal.write(step, loss=float(step))
     journal.close()
     path.write_text(path.read_text() + '{"step": 4, "lo')  # killed while writing
-    journal = TrainingLog(path, step=2)
+    journal = RunLog(path, step=2)
     journal.write(3, loss=30.0)
     journal.close()
     records = [json.loads(line) for line in path.read_text().splitlines()]

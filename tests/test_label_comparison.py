@@ -13,7 +13,7 @@ from topics import plain_features, random_matrix, topic_texts
 from beamtree.classify.documents import open_documents
 from beamtree.research.label_comparison import (
     OURS,
-    Row,
+    PeerRow,
     Sets,
     compare_labels,
     gains,
@@ -59,7 +59,7 @@ def test_a_comparison_chooses_settings_and_puts_the_strongest_rival_first(monkey
         folder.mkdir()
         return lambda documents, k: np.tile([int(setting), 0, 3, 4, 5], (documents.shape[0], 1))
 
-    weak = Row("numpy", train, train, (1.0,))
+    weak = PeerRow("numpy", train, train, (1.0,))
     rows = {"weak": weak, "strong": weak._replace(settings=(1.0, 2.0), beams=False)}
     monkeypatch.setattr("beamtree.research.label_comparison.ROWS", rows)
     x = np.eye(6)[np.arange(60) % 6]
@@ -86,7 +86,10 @@ def test_a_package_that_fails_is_left_out_of_a_comparison(monkeypatch):
         folder.mkdir()
         return lambda documents, k: np.zeros((documents.shape[0], 5), np.int64)
 
-    rows = {"broken": Row("numpy", fail, fail, (1.0,)), "right": Row("numpy", train, train, (1.0,), beams=False)}
+    rows = {
+        "broken": PeerRow("numpy", fail, fail, (1.0,)),
+        "right": PeerRow("numpy", train, train, (1.0,), beams=False),
+    }
     monkeypatch.setattr("beamtree.research.label_comparison.ROWS", rows)
     documents = open_documents(np.eye(3), [[0]] * 3, needs_labels=True)
     lines = []

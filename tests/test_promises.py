@@ -25,7 +25,7 @@ from beamtree.cli.check import _checks
 from beamtree.files import checksums, staging
 from beamtree.live.saved import read_run_catalogue
 from beamtree.storage import runs
-from beamtree.storage.runs import TrainingLog
+from beamtree.storage.runs import RunLog
 from beamtree.storage.tensors import NotFiniteError, is_finite
 from beamtree.storage.tuned import load_tuned_beam, save_tuned_beam
 from beamtree.train.loop import DivergedError
@@ -452,16 +452,16 @@ def test_data_prepared_by_0_1_are_read_and_can_be_trained_on(tmp_path):
 
 def test_a_run_killed_before_its_first_checkpoint_writes_its_first_log_line_once(tmp_path):
     for _ in range(2):  # the second begins again
-        with closing(TrainingLog(tmp_path / "log.jsonl", 0)) as journal:
+        with closing(RunLog(tmp_path / "log.jsonl", 0)) as journal:
             journal.write(0, recall=0.5)
     assert (tmp_path / "log.jsonl").read_text() == '{"step": 0, "recall": 0.5}\n'
-    with closing(TrainingLog(tmp_path / "log.jsonl", 0)) as journal:
+    with closing(RunLog(tmp_path / "log.jsonl", 0)) as journal:
         journal.write(0, recall=0.5)
         journal.write(10, loss=1.0)
         journal.write(20, loss=2.0)
     with (tmp_path / "log.jsonl").open("a") as file:
         file.write('{"step": 3')  # cut short
-    with closing(TrainingLog(tmp_path / "log.jsonl", 10)) as journal:
+    with closing(RunLog(tmp_path / "log.jsonl", 10)) as journal:
         journal.write(20, loss=3.0)
     steps = [json.loads(line)["step"] for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert steps == [0, 10, 20]

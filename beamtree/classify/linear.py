@@ -40,7 +40,7 @@ class Linear(NamedTuple):
 Pairs = tuple[np.ndarray, np.ndarray]  # nodes and documents, by node and document
 
 
-class Task(NamedTuple):
+class NodeTask(NamedTuple):
     rows: np.ndarray  # documents below a node
     starts: np.ndarray  # where the positives of each child start
     positives: np.ndarray  # as indices of rows
@@ -80,7 +80,7 @@ def train_linear(
         min_weight: weights below are dropped.
         on_progress: called with what is done, how much of it, and the total.
     """
-    tasks: list[tuple[int, Task]] = []
+    tasks: list[tuple[int, NodeTask]] = []
     for level, (nodes, documents) in enumerate(pairs):
         parents, begin = np.unique(forest.parent[nodes], return_index=True)  # nodes rise, so their parents do
         for parent, start, end in zip(parents, begin, [*begin[1:], len(nodes)], strict=True):
@@ -90,7 +90,7 @@ def train_linear(
                 rows = np.union1d(rows, negatives[level][1][at[0] : at[1]])
             children = nodes[start:end] - forest.starts[parent]
             count = int(forest.ends[parent] - forest.starts[parent])
-            task = Task(
+            task = NodeTask(
                 rows,
                 starts_of(np.bincount(children, minlength=count)),
                 np.searchsorted(rows, documents[start:end]),
@@ -105,7 +105,7 @@ def train_linear(
     tasks.sort(key=lambda task: -len(task[1].rows) * (task[1].last - task[1].first))
     done = 0
 
-    def solve(numbered: tuple[int, Task]) -> tuple[np.ndarray, ...]:
+    def solve(numbered: tuple[int, NodeTask]) -> tuple[np.ndarray, ...]:
         nonlocal done
         settings = (C, TOLERANCE, ROUNDS, min_weight)
         found: tuple[np.ndarray, ...] = kernels.train_children(features.parts, features.width, numbered[1], settings)
@@ -135,7 +135,7 @@ def beam_negatives(features: Matrix, forest: Forest, linear: Linear, count: int)
 
 
 def _by_feature(
-    width: int, forest: Forest, tasks: list[tuple[int, Task]], found: list[tuple[np.ndarray, ...]]
+    width: int, forest: Forest, tasks: list[tuple[int, NodeTask]], found: list[tuple[np.ndarray, ...]]
 ) -> Linear:
     """Weights of all tasks by feature, parent and child."""
     biases = np.full(len(forest.parent), -1, np.float32)  # of nodes without a document: far from their side

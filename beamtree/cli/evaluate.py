@@ -19,7 +19,7 @@ from beamtree.evaluate import (
     WEIGHTED_RECALL,
     Evaluation,
     FittedUsers,
-    NothingNewError,
+    NoNewItemsError,
     evaluate,
     item_facts,
     leaving_out,
@@ -133,7 +133,7 @@ def evaluate_run(
                 result = evaluate(
                     model, users[setting], beam_size=beam, exclude_seen=setting, starts=facts.starts, **how
                 )
-            except NothingNewError as error:
+            except NoNewItemsError as error:
                 if not results:
                     raise
                 print_line(f"Not measured without seen items: {error}")

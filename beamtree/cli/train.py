@@ -24,7 +24,7 @@ from beamtree.live.content import added_report
 from beamtree.live.refit import keeps_first, refit_report, refit_to_all
 from beamtree.model import TreeModel
 from beamtree.recommender import Recommender
-from beamtree.storage.runs import FIRST, LOG, RUN, TRAINING, TrainingLog, check_free, finish_run, read_run, write_run
+from beamtree.storage.runs import FIRST, LOG, RUN, TRAINING, RunLog, check_free, finish_run, read_run, write_run
 from beamtree.storage.settings import holds_model
 from beamtree.train import Checkpoints, Progress, TrainingOptions, default_m, steps_done
 from beamtree.train.backend import current_backend
@@ -254,5 +254,5 @@ def _training_log(path: Path, step: int) -> Iterator[Callable[..., None]]:
     if not current_backend().is_first:
         yield lambda step, **values: None
         return
-    with closing(TrainingLog(path, step)) as log:
+    with closing(RunLog(path, step)) as log:
         yield log.write

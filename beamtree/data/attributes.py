@@ -194,7 +194,7 @@ def frame_of(columns: Mapping[str, Any]) -> pl.DataFrame:
     return pl.DataFrame(series)
 
 
-def value_numbers(column: str, values: pl.Series) -> np.ndarray:
+def group_numbers(column: str, values: pl.Series) -> np.ndarray:
     """The values of a column as numbers, the same for the same value and -1 for null [rows]."""
     if values.dtype.is_nested():
         raise ValueError(f"at_most: column {column!r} holds {values.dtype}: an item must have one value")

@@ -218,10 +218,10 @@ class Catalogue:
         """The values of a column as numbers, the same for the same value and -1 for none, as NumPy array [M]."""
         names = self.column_names
         with requires("", "limits on attributes"):
-            from beamtree.data.attributes import no_column, value_numbers
+            from beamtree.data.attributes import group_numbers, no_column
         if column not in names:
             raise ValueError(f"at_most: {no_column(column, names)}")
-        return value_numbers(column, self.frame([column])[column])
+        return group_numbers(column, self.frame([column])[column])
 
     # Changes
 

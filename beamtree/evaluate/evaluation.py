@@ -29,7 +29,7 @@ NO_FACTS = ItemFacts()
 ALL_METRICS: dict[str, Metric | ListMetric] = {**METRICS, WEIGHTED_RECALL: recall, **LIST_METRICS}
 
 
-class NothingNewError(ValueError):
+class NoNewItemsError(ValueError):
     """No user chose anything new, so there is nothing to measure where seen items are left out."""
 
 
@@ -361,7 +361,7 @@ def measure(
             on_users(len(rows))
     values = measured[0].values()
     if not len(values):
-        raise NothingNewError("no user has a target that was not seen before: nothing to measure")
+        raise NoNewItemsError("no user has a target that was not seen before: nothing to measure")
     result = summarise(values, cuts, tuple(named), len(data), exclude_seen)
     if segments is not None:
         parts = zip(segments.names, (part.values() for part in measured[1:]), strict=True)

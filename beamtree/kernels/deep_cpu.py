@@ -23,7 +23,7 @@ class Products(NamedTuple):
     others: list[tuple[Tensor, Product]]  # and the slopes before each
 
 
-class Rows(Protocol):
+class NodeVectors(Protocol):
     """Vectors of nodes: see `scorers.table.Vectors`."""
 
     def at(self, nodes: Tensor) -> Tensor: ...
@@ -37,7 +37,7 @@ def make_products(
     return Products(_product(of_user), of_node.weight.t().contiguous(), pairs)
 
 
-def score_level(vectors: Rows, products: Products, nodes: Tensor, user: Tensor) -> Tensor:
+def score_level(vectors: NodeVectors, products: Products, nodes: Tensor, user: Tensor) -> Tensor:
     """g(x, n) [B, W] of nodes [B or 1, W], given the users' half of the first layer [B, 128]; -inf at PAD."""
     users = max(1, BLOCK // max(1, nodes.shape[1]))
     if is_plain() or len(user) <= users:
@@ -47,14 +47,14 @@ def score_level(vectors: Rows, products: Products, nodes: Tensor, user: Tensor) 
     return torch.cat([_score(vectors, products, *block) for block in blocks])
 
 
-def _score(vectors: Rows, products: Products, nodes: Tensor, user: Tensor) -> Tensor:
+def _score(vectors: NodeVectors, products: Products, nodes: Tensor, user: Tensor) -> Tensor:
     hidden = _first(vectors, products, nodes, user)  # [BW, 128]
     for slope, product in products.others:
         hidden = product(prelu(hidden, slope))
     return hidden.view(user.shape[0], nodes.shape[1]).masked_fill_(nodes < 0, -torch.inf)
 
 
-def _first(vectors: Rows, products: Products, nodes: Tensor, user: Tensor) -> Tensor:
+def _first(vectors: NodeVectors, products: Products, nodes: Tensor, user: Tensor) -> Tensor:
     """The first layer [BW, 128]."""
     if is_one(user.shape[0]):
         return torch.addmm(user, vectors.at(nodes)[0], products.of_node)

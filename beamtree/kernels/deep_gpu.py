@@ -292,7 +292,7 @@ def score_backward(
     return user_grad, Layers(wn.view(dim, a).T, s1, w2.view(a, b).T, b2, s2, w3.view(b, c).T, b3, s3, w4.view(1, c), b4)
 
 
-class Rows(Protocol):
+class GradientRows(Protocol):
     """Vectors of nodes, and where their gradients are collected: see `scorers.table.Vectors`."""
 
     values: Tensor
@@ -300,7 +300,7 @@ class Rows(Protocol):
     gradients: Any
 
 
-def score_levels(rows: Rows, user: Tensor, layers: Layers, nodes_of: list[tuple[int, Tensor]]) -> list[Tensor]:
+def score_levels(rows: GradientRows, user: Tensor, layers: Layers, nodes_of: list[tuple[int, Tensor]]) -> list[Tensor]:
     """g(x, n) [B, W] of nodes [B or 1, W] of each of some levels, with gradients if `rows` collects them."""
     widths = [nodes.shape[1] for _, nodes in nodes_of]
     levels = tuple((level, width) for (level, _), width in zip(nodes_of, widths, strict=True))

@@ -23,7 +23,7 @@ class LiveLabel(NamedTuple):
     hidden: bool = False
 
 
-class Snapshot(NamedTuple):
+class ClassifierSnapshot(NamedTuple):
     """A consistent state that a search reads."""
 
     version: int  # how many changes were applied
@@ -49,7 +49,7 @@ class LiveClassifier:
         self._labels: dict[str, LiveLabel] = {}
         self._features: dict[str, Matrix] = {}  # of their documents
         self._lock = threading.Lock()
-        self.snapshot = Snapshot(0, classifier)
+        self.snapshot = ClassifierSnapshot(0, classifier)
         entries = [] if journal is None else journal.entries
         sent: dict[str, LiveLabel] = {}
         for entry in entries:
@@ -133,7 +133,7 @@ class LiveClassifier:
             entries = [{"kind": "label", "label": label, **state._asdict()} for label, state in changed.items()]
             self.journal.append(*entries)
         self._labels, self._features = labels, features
-        self.snapshot = Snapshot(version, classifier)
+        self.snapshot = ClassifierSnapshot(version, classifier)
 
     def _features_of(self, label: str, documents: Documents) -> Matrix:
         try:

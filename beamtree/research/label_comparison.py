@@ -35,7 +35,7 @@ VALIDATION = 2_000
 TIMED = 300  # documents that are asked one by one
 
 
-class Row(NamedTuple):
+class PeerRow(NamedTuple):
     """Another classifier: the module that it needs, how it is trained, and the settings to choose from."""
 
     module: str
@@ -49,11 +49,11 @@ class Row(NamedTuple):
 
 COSTS = (0.3, 1.0, 3.0)
 ROWS = {
-    "omikuji-bonsai-3": Row("omikuji", omikuji(3, True), omikuji(1, True), COSTS, batches=False),
-    "omikuji-parabel": Row("omikuji", omikuji(1, False), omikuji(1, False), COSTS, batches=False),
-    "pecos": Row("pecos.xmc.xlinear.model", pecos, pecos, COSTS),
-    "napkinxc": Row("napkinxc.models", napkinxc, napkinxc, (3.0, 10.0, 30.0)),
-    "knn": Row("scipy", knn, knn, (1.0, 2.0, 3.0), beams=False),
+    "omikuji-bonsai-3": PeerRow("omikuji", omikuji(3, True), omikuji(1, True), COSTS, batches=False),
+    "omikuji-parabel": PeerRow("omikuji", omikuji(1, False), omikuji(1, False), COSTS, batches=False),
+    "pecos": PeerRow("pecos.xmc.xlinear.model", pecos, pecos, COSTS),
+    "napkinxc": PeerRow("napkinxc.models", napkinxc, napkinxc, (3.0, 10.0, 30.0)),
+    "knn": PeerRow("scipy", knn, knn, (1.0, 2.0, 3.0), beams=False),
 }
 for _name in ("omikuji-bonsai-3", "pecos"):
     ROWS[f"{_name}-our-features"] = ROWS[_name]._replace(our_features=True, settings=COSTS[:2])  # 3 lost with words

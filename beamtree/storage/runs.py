@@ -237,7 +237,7 @@ def commit() -> str | None:
         return None
 
 
-class TrainingLog:
+class RunLog:
     """Writes log.jsonl, and TensorBoard events beside it.
 
     A run resumed at a step first drops the records after it.

@@ -8,7 +8,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from beamtree.evaluate import NothingNewError, measure
+from beamtree.evaluate import NoNewItemsError, measure
 from beamtree.methods import describe_call
 from beamtree.research.compare.experiment import Experiment, OtherSettingsError, Row
 from beamtree.research.compare.report import Result, is_finished, load_result, main_metric, save_result
@@ -92,7 +92,7 @@ def _check_experiment(experiment: Experiment, joint_rows: Sequence[str]) -> bool
     measure(find_nothing, data.test, m=experiment.m, metrics=experiment.metrics)
     try:
         measure(find_nothing, data.test, m=experiment.m, metrics=experiment.metrics, exclude_seen=True)
-    except NothingNewError:
+    except NoNewItemsError:
         return False
     return True
 

@@ -19,12 +19,12 @@ from beamtree.serve.http.schemas import (
     WHOLE_NUMBER,
     CatalogueItem,
     ChangeResult,
+    EventsOfUser,
     EventsRequest,
     Item,
     Items,
     ItemsRequest,
     User,
-    UserEvents,
     Users,
 )
 from beamtree.serve.http.service import Service
@@ -176,7 +176,7 @@ def parse_events(body: EventsRequest, service: Service) -> list[tuple[str, list[
         raise ApiError(422, "give user and items, or events", SCHEMA_HINT)
     if body.events is not None and body.time is not None:
         raise ApiError(422, "time: give every event its own time", SCHEMA_HINT)
-    entries = body.events or [UserEvents(user=body.user or "", items=body.items or [], time=body.time)]
+    entries = body.events or [EventsOfUser(user=body.user or "", items=body.items or [], time=body.time)]
     check_limit("events", len(entries), service.limits.changes, "events")
     check_limit("items", max(len(entry.items) for entry in entries), service.limits.history, "ids")
     return [

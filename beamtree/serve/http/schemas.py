@@ -144,7 +144,7 @@ class ItemsRequest(RequestBody):
 TIME = "As in the log: a number, or a date such as 2026-12-31T23:59:59Z. The same user, item and time count once."
 
 
-class UserEvents(RequestBody):
+class EventsOfUser(RequestBody):
     """Items that a user chose, newest last."""
 
     user: Id
@@ -158,7 +158,7 @@ class EventsRequest(RequestBody):
     user: Id | None = None
     items: list[Id] | None = Field(default=None, min_length=1)
     time: EventTime | None = Field(default=None, description=TIME)
-    events: list[UserEvents] | None = Field(default=None, min_length=1, description="Instead of user and items.")
+    events: list[EventsOfUser] | None = Field(default=None, min_length=1, description="Instead of user and items.")
     id: Text | None = Field(default=None, description="Idempotency key: a request with the same id counts once.")
 
 
