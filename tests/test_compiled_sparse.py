@@ -77,14 +77,18 @@ def test_the_strongest_of_a_matrix(generator, per_column, most):
 
 
 def test_recalls_of_weighted_scores(generator):
-    scores, weights = torch.randn(9, 30, 3, generator=generator), torch.tensor([1.0, -0.5, 2.0])
+    scores = torch.randn(9, 30, 3, generator=generator)
+    trials = torch.tensor([[1.0, -0.5, 2.0], [1.0, 0.0, 2.0], [1.0, -100.0, 0.5]])
     gain = torch.rand(9, 30, generator=generator) * (torch.rand(9, 30, generator=generator) < 0.3)
     real = torch.rand(9, 30, generator=generator) < 0.8
-    found = sparse.recalls(scores, weights, gain, real, [1, 5, 40])
-    total = (scores @ weights).masked_fill(~real, -torch.inf)
-    order = total.argsort(dim=1, descending=True)
-    sums = (gain * real).gather(1, order).cumsum(1)
-    torch.testing.assert_close(found, sums[:, [0, 4, 29]])
+    scores[:, 20:] = scores[:, :10]  # equal scores have the order of the items
+    found = sparse.recalls(scores, trials, gain, real, [1, 5, 40])
+    for weights, of_trial in zip(trials, found, strict=True):
+        total = (scores @ weights).masked_fill(~real, -torch.inf)
+        order = total.argsort(dim=1, descending=True, stable=True)
+        sums = (gain * real).gather(1, order).cumsum(1)
+        torch.testing.assert_close(of_trial, sums[:, [0, 4, 29]])
+        torch.testing.assert_close(sparse.recalls(scores, weights[None], gain, real, [1, 5, 40])[0], of_trial)
 
 
 def test_short_and_long_rows_are_folded_in(generator):

@@ -1,7 +1,7 @@
 """The weights of the parts of a sum, chosen on validation users by coordinate search."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache, partial
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -84,21 +84,27 @@ class Candidates:
         scores, gain, real = (torch.cat(each) for each in zip(*results, strict=True))
         return scores, gain, real
 
-    def recalls(self, weights: Sequence[float]) -> Tensor:
-        """Recall at each cut of the items in the order of the sum, weighted in units."""
-        return self._recalls(torch.tensor(weights, device=self.units.device) * self.units).mean(0)
+    def recalls(self, trials: Sequence[Sequence[float]]) -> Tensor:
+        """Recall at each cut of the items in the order of the sum, with the weights, in units, of each trial [T, cuts].
+
+        On a CPU trials that differ in the weight of one part are made in little more time than one.
+        """
+        return self._recalls(torch.tensor(trials, device=self.units.device) * self.units).mean(1)
 
     def user_recalls(self, weights: Mapping[str, float]) -> Tensor:
         """Recall of each user at each cut, by the weights of the parts [U, cuts]."""
-        return self._recalls(self.units.new_tensor([weights[name] for name in self.names]))
+        return self._recalls(self.units.new_tensor([[weights[name] for name in self.names]]))[0]
 
-    def _recalls(self, weights: Tensor) -> Tensor:
-        if weights.device.type == "cpu":
-            return sparse.recalls(self._scores, weights, self._gain, self._real, self.cuts)
-        total = (self._scores @ weights).masked_fill(~self._real, -torch.inf)
-        order = total.topk(min(self.cuts[-1], total.shape[1]), dim=1).indices
-        gain = self._gain.gather(1, order).cumsum(1)
-        return gain[:, [min(cut, gain.shape[1]) - 1 for cut in self.cuts]].cpu()
+    def _recalls(self, trials: Tensor) -> Tensor:
+        if trials.device.type == "cpu":
+            return sparse.recalls(self._scores, trials, self._gain, self._real, self.cuts)
+        results = []
+        for weights in trials:
+            total = (self._scores @ weights).masked_fill(~self._real, -torch.inf)
+            order = total.topk(min(self.cuts[-1], total.shape[1]), dim=1).indices
+            gain = self._gain.gather(1, order).cumsum(1)
+            results.append(gain[:, [min(cut, gain.shape[1]) - 1 for cut in self.cuts]].cpu())
+        return torch.stack(results)
 
     def calibration(self, weights: Mapping[str, float]) -> Tensor:
         """The probability that an item with the sum g is chosen, for the best items [2, KNOTS]: see `calibrate`.
@@ -155,31 +161,28 @@ def choose_weights(
     """
     names, units = candidates.names, candidates.units.tolist()
     alone = [[float(one == other) for other in names] for one in names]
-    base = torch.stack([candidates.recalls(each) for each in alone]).amax(0).clamp(min=1e-9)
+    base = candidates.recalls(alone).amax(0).clamp(min=1e-9)
     scaled: list[float] = []
     if begin is not None and any(begin.values()):
         scaled = [begin[name] / unit for name, unit in zip(names, units, strict=True)]
         scaled = [weight / max(scaled) for weight in scaled]
-    first = candidates.recalls(scaled) / base if scaled else torch.zeros_like(base)
+    first = candidates.recalls([scaled])[0] / base if scaled else torch.zeros_like(base)
 
-    @cache
-    def measured(weights: tuple[float, ...]) -> float:
-        relative = candidates.recalls(weights) / base
-        return float((first + weigh_losses(relative - first, loss)).mean())
+    def best_of(trials: list[list[float]]) -> tuple[list[float], float]:
+        """The first of the best trials, and its quality."""
+        quality = (first + weigh_losses(candidates.recalls(trials) / base - first, loss)).mean(1).tolist()
+        best = max(quality)
+        return trials[quality.index(best)], best
 
-    def quality(weights: Sequence[float]) -> float:
-        return measured(tuple(weights))
-
-    weights = scaled or max(alone, key=quality)
-    best = quality(weights)
+    weights, best = best_of([scaled] if scaled else alone)
     for _ in range(ROUNDS):
         before = best
         for part, name in enumerate(names):
             steps = (*STEPS, *MORE_STEPS.get(name, ()))
             trials = [[*weights[:part], step, *weights[part + 1 :]] for step in steps]
-            trial = max((each for each in trials if any(each)), key=quality)
-            if quality(trial) > best * (1 + RISE):
-                weights, best = trial, quality(trial)
+            trial, quality = best_of([each for each in trials if any(each)])
+            if quality > best * (1 + RISE):
+                weights, best = trial, quality
         if best == before:
             break
     return {name: weight * unit for name, weight, unit in zip(names, weights, units, strict=True)}

@@ -205,34 +205,62 @@ def strongest_of_dense(first, last, weights, least, most, counts, columns, value
 def recalls(first, last, scores, weights, gain, real, cuts, result):
     """What the relevant items of users first … last add to recall at each cut, in the order of weighted scores.
 
+    All trials of a user are made together: what they share is summed once, and only relevant items are ranked.
+
     Args:
         first: user.
         last: one after the last.
         scores: of each part for each item [U, C, parts].
-        weights: of the parts.
+        weights: of the parts in each trial [T, parts].
         gain: what each item adds to its user's recall [U, C].
         real: which items there are [U, C].
         cuts: numbers of items, rising.
-        result: [U, cuts].
+        result: [T, U, cuts].
     """
-    total, order = np.empty(scores.shape[1], np.float32), np.empty(scores.shape[1], np.int64)
+    width = scores.shape[1]
+    same, changing = np.empty(len(weights[0]), np.int64), np.empty(len(weights[0]), np.int64)  # parts by their weights
+    num_same = num_changing = 0
+    for part in range(len(weights[0])):
+        if np.all(weights[:, part] == weights[0, part]):
+            same[num_same] = part
+            num_same += 1
+        else:
+            changing[num_changing] = part
+            num_changing += 1
+    shared, total = np.empty(width, np.float32), np.empty(width, np.float32)
+    columns = np.empty((num_changing, width), np.float32)
+    relevant, gains = np.empty(width, np.int64), np.empty(width, np.float32)
     for user in range(first, last):
-        count = 0
-        for i in range(scores.shape[1]):
+        count = num_relevant = 0
+        for i in range(width):
             if real[user, i]:
                 value = np.float32(0)
-                for part in range(len(weights)):
-                    value += weights[part] * scores[user, i, part]
-                order[count], total[count] = i, value
+                for k in range(num_same):
+                    value += weights[0, same[k]] * scores[user, i, same[k]]
+                shared[count] = value
+                for k in range(num_changing):
+                    columns[k, count] = scores[user, i, changing[k]]
+                if gain[user, i] > 0:
+                    relevant[num_relevant], gains[num_relevant] = count, gain[user, i]
+                    num_relevant += 1
                 count += 1
-        kept = keep_largest(order, total, count, cuts[-1])
-        sum_so_far, cut = np.float32(0), 0
-        for i in range(kept):
-            while i == cuts[cut]:
-                result[user, cut] = sum_so_far
-                cut += 1
-            sum_so_far += gain[user, order[i]]
-        result[user, cut:] = sum_so_far
+        for trial in range(len(weights)):
+            for i in range(count):
+                total[i] = shared[i]
+            for k in range(num_changing):
+                weight = weights[trial, changing[k]]
+                for i in range(count):
+                    total[i] += weight * columns[k, i]
+            result[trial, user] = 0
+            for r in range(num_relevant):
+                value, above = total[relevant[r]], np.float32(0)
+                for i in range(relevant[r]):  # equal scores have the order of the items
+                    above += np.float32(1) if total[i] >= value else np.float32(0)
+                for i in range(relevant[r] + 1, count):
+                    above += np.float32(1) if total[i] > value else np.float32(0)
+                for cut in range(len(cuts)):
+                    if above < cuts[cut]:
+                        result[trial, user, cut] += gains[r]
 
 
 @compiled(fastmath=FASTMATH)

@@ -131,8 +131,12 @@ def strongest_of_dense(weights: Tensor, per_column: int, most: int) -> Rows:
 
 
 def recalls(scores: Tensor, weights: Tensor, gain: Tensor, real: Tensor, cuts: list[int]) -> Tensor:
-    """The recall of each user at each cut, of items in the order of weighted scores: see `compiled_sparse.recalls`."""
-    compiled_sparse, result = compiling.load("compiled_sparse"), np.empty((len(scores), len(cuts)), np.float32)
+    """The recall of each user at each cut, of items in the order of scores with the weights of each trial [T, U, cuts].
+
+    Weights are [T, parts]; for the rest see `compiled_sparse.recalls`.
+    """
+    compiled_sparse = compiling.load("compiled_sparse")
+    result = np.empty((len(weights), len(scores), len(cuts)), np.float32)
     arrays = [tensor.contiguous().numpy() for tensor in (scores, weights, gain, real)]
     parallel_map(lambda span: compiled_sparse.recalls(*span, *arrays, np.array(cuts), result), spans(len(scores)))
     return torch.from_numpy(result)
