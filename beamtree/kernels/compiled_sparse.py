@@ -253,11 +253,11 @@ def recalls(first, last, scores, weights, gain, real, cuts, result):
                     total[i] += weight * columns[k, i]
             result[trial, user] = 0
             for r in range(num_relevant):
-                value, above = total[relevant[r]], np.float32(0)
-                for i in range(relevant[r]):  # equal scores have the order of the items
-                    above += np.float32(1) if total[i] >= value else np.float32(0)
-                for i in range(relevant[r] + 1, count):
-                    above += np.float32(1) if total[i] > value else np.float32(0)
+                value, above = total[relevant[r]], np.int32(0)
+                for other in total[: relevant[r]]:  # equal scores have the order of the items
+                    above += np.int32(other >= value)
+                for other in total[relevant[r] + 1 : count]:
+                    above += np.int32(other > value)
                 for cut in range(len(cuts)):
                     if above < cuts[cut]:
                         result[trial, user, cut] += gains[r]
