@@ -20,13 +20,13 @@ from beamtree.data import BeforeAfter, Data, Events, Prepared
 from beamtree.evaluate import FittedUsers
 from beamtree.ingest.inputs import tree_builder
 from beamtree.ingest.report import describe_choice
-from beamtree.live.edits import ADDED, edges_of, memory_of, with_hidden, without_items
+from beamtree.live.edits import ADDED, added_edges, memory_of, with_hidden, without_items
 from beamtree.live.events import Event
 from beamtree.model import TreeModel
 from beamtree.parts import PARTS, Part
 from beamtree.parts.sequence import SEQUENCE
 from beamtree.progress import OnProgress, log, no_progress
-from beamtree.scorers import FactorScorer, MemoryScorer, Scorer, as_sum
+from beamtree.scorers import FactorScorer, Scorer, as_sum
 from beamtree.storage.runs import table_file
 from beamtree.train.backend import current_backend
 from beamtree.tree import PAD, Tree
@@ -75,9 +75,7 @@ def refit_parts(
         changed |= part.refit(scorer, closed, form)
     popularity = events.popularity(count)
     if ADDED in scorer.names:
-        added = scorer.part(ADDED)
-        assert isinstance(added, MemoryScorer)
-        edges = edges_of(added)
+        edges = added_edges(scorer)
         unseen = popularity.cpu() == 0  # the refitted parts know nothing about these items
         changed[ADDED] = memory_of(edges.select(unseen[edges.source] | unseen[edges.target]), count).to(device)
     result = model.with_scorer(scorer.with_parts(changed))

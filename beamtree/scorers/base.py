@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
+from beamtree.data.csr import CSR
 from beamtree.data.inputs import HISTORY, InputColumns
 from beamtree.kernels.search_cpu import CompiledPart, WeightedParts
 from beamtree.scorers.table import NodeTable
@@ -32,6 +33,15 @@ class Contributions(NamedTuple):
 
     entries: Tensor  # [B, W, X]
     rest: Tensor  # [B, W]
+
+
+class NewItems(NamedTuple):
+    """Items that a tree did not have, and what is known of each."""
+
+    numbers: Tensor  # [n]
+    like: CSR  # the items that each is like, with shares
+    learned: Tensor  # whether partners of each were learned, bool [n]
+    factors: Mapping[int, Tensor]  # those that were learned, by the place among these items
 
 
 class Scorer(nn.Module, ABC):
@@ -107,6 +117,21 @@ class Scorer(nn.Module, ABC):
         make: Any = cls
         scorer: Self = make(**settings, seed=None)
         return scorer
+
+    # Trees with more nodes, and with more items
+
+    def with_extra_level(self, old: Tree, new: Tree) -> "Scorer":
+        """A scorer for `old.with_extra_level()`; the same, unless it has something for each node."""
+        if "num_nodes" in self.settings():
+            raise ValueError(f"the tree is full, and {type(self).__name__} cannot be extended by a level")
+        return self
+
+    def with_items(self, old: Tree, new: Tree, items: NewItems) -> "Scorer":
+        """A scorer for a tree with new items; the same, unless it has something for each item.
+
+        Searches of the old tree go on meanwhile: rows of the new leaves may be written in place, and nothing else.
+        """
+        return self
 
     # What a sum of scorers has; any other has no parts
 
@@ -241,6 +266,20 @@ class TableScorer(Scorer):
     def with_extra_level(self, old: Tree, new: Tree) -> "TableScorer":
         """A scorer for `old.with_extra_level()`: nodes keep their vectors, and new leaves have that of their parent."""
         return self._with_table(self.table.with_extra_level(old, share=self.share))
+
+    def with_items(self, old: Tree, new: Tree, items: NewItems) -> "TableScorer":
+        self.put_vectors(new, new.leaf_of_item(items.numbers.to(new.device)), self.new_vectors(old, items))
+        return self
+
+    def new_vectors(self, old: Tree, items: NewItems) -> Tensor:
+        """What new items are known by: the means of the vectors of the items that each is like [n, dim]."""
+        like, vectors = items.like, self.table.read(old, share=self.share)
+        assert like.values is not None
+        shares, row = like.values.to(old.device), like.row_of_entry().to(old.device)
+        total = torch.zeros(len(like), device=old.device).index_add_(0, row, shares).clamp(min=1e-9)
+        similar = vectors.at(old.leaf_of_item(like.columns.to(old.device)))
+        weighted = similar.float() * (shares / total[row]).unsqueeze(1)
+        return torch.zeros(len(like), weighted.shape[1], device=old.device).index_add_(0, row, weighted)
 
     def _with_table(self, table: NodeTable) -> "TableScorer":
         """A copy of this scorer with another table."""

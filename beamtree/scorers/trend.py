@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from beamtree.scorers.base import Contributions
+from beamtree.scorers.base import Contributions, NewItems
 from beamtree.scorers.dot_product import DotProductScorer
 from beamtree.scorers.table import NodeTable, Vectors
 from beamtree.tree import PAD, Tree
@@ -133,12 +133,13 @@ class TrendScorer(DotProductScorer):
             below = nodes.unsqueeze(1) * tree.arity + child  # also hidden ones
             _write(rows, nodes, rows[below].amax(1))
 
-    def grown(self, num_items: int) -> "TrendScorer":
-        """The same with room for more items, whose counts are 0, sharing the table."""
-        more = max(0, num_items - len(self.counts))
+    def with_items(self, old: Tree, new: Tree, items: NewItems) -> "TrendScorer":
+        """The same with counts of 0 for new items, sharing the table."""
+        more = max(0, new.num_items - len(self.counts))
         scorer = type(self)(1, 0, self.half_lives, self.weights, self.origin, self.newest, seed=None)
         scorer.counts = torch.cat([self.counts, self.counts.new_zeros(more, self.counts.shape[1])])
         scorer.table, scorer.user = self.table, self.user
+        scorer.put_items(new, items.numbers)
         return scorer
 
     def copy(self) -> "TrendScorer":
