@@ -57,6 +57,7 @@ class Scorer(nn.Module, ABC):
     reads_clock = False  # whether x has times: see `data.inputs`
     history = HISTORY  # events that are read of a user, at most
     exportable = False  # whether it scores by operations of torch alone inside `kernels.plain_operations`
+    newest_event: int | None = None  # its time, in seconds since 1970, where later ones count: see `with_events`
     cheap_levels = False  # whether scoring a whole level costs little beside gathering some of its nodes
     hyperparameters: Mapping[str, Any] = MappingProxyType({})  # of a sum: how its parts were fitted
 
@@ -133,6 +134,13 @@ class Scorer(nn.Module, ABC):
         """
         return self
 
+    def with_events(self, tree: Tree, items: Tensor, times: Tensor, *, in_place: bool = False) -> "Scorer":
+        """The scorer after events of items [n] at times [n], in seconds since 1970; the same, unless it counts them.
+
+        With `in_place` it may change itself, while searches run.
+        """
+        return self
+
     # What a sum of scorers has; any other has no parts
 
     @property
@@ -163,6 +171,10 @@ class Scorer(nn.Module, ABC):
     def scorers(self) -> Mapping[str, "Scorer"]:
         """The parts of a sum by name; a scorer that is no sum is the only one."""
         return {SCORE: self}
+
+    def with_parts(self, changed: Mapping[str, "Scorer"]) -> "Scorer":
+        """The scorer with some of these replaced."""
+        return changed.get(SCORE, self)
 
     @property
     def columns(self) -> InputColumns:

@@ -34,6 +34,7 @@ class TrendScorer(DotProductScorer):
         seed: not used; rows come from `from_counts` or from a file.
     """
 
+    newest_event: int
     counts: Tensor  # c at T₀ [M, columns]
     user: Tensor  # u, which all users share [columns]
 
@@ -49,14 +50,14 @@ class TrendScorer(DotProductScorer):
     ) -> None:
         super().__init__()
         self.half_lives, self.weights, self.origin = list(half_lives), list(weights), origin
-        self.newest = origin if newest is None else newest
+        self.newest_event = origin if newest is None else newest
         self.table = NodeTable(num_nodes, len(self.half_lives), seed=None, dtype=torch.float16)
         self.table.weight.requires_grad_(False)
         self.register_buffer("counts", torch.zeros(num_items, len(self.half_lives)))
         self.register_buffer("user", self._present(), persistent=False)
 
     def _present(self) -> Tensor:
-        return torch.tensor(self.weights) * self.fading(self.newest) ** POWER
+        return torch.tensor(self.weights) * self.fading(self.newest_event) ** POWER
 
     def fading(self, time: int) -> Tensor:
         """What is left of an event of T₀ at another time [columns]."""
@@ -83,10 +84,10 @@ class TrendScorer(DotProductScorer):
         return counts**POWER
 
     def on_tree(self, old: Tree, new: Tree) -> "TrendScorer":
-        return self.from_counts(new, self.counts, self.half_lives, self.weights, self.origin, self.newest)
+        return self.from_counts(new, self.counts, self.half_lives, self.weights, self.origin, self.newest_event)
 
     def with_extra_level(self, old: Tree, new: Tree) -> "TrendScorer":
-        return self.from_counts(new, self.counts, self.half_lives, self.weights, self.origin, self.newest)
+        return self.from_counts(new, self.counts, self.half_lives, self.weights, self.origin, self.newest_event)
 
     def encode(self, tree: Tree, vectors: Vectors, x: Tensor) -> Tensor:
         return self.user.expand(x.shape[0], -1)
@@ -99,20 +100,21 @@ class TrendScorer(DotProductScorer):
     # Events and items that come later
 
     @torch.no_grad()
-    def with_events(self, tree: Tree, items: Tensor, times: Tensor) -> "TrendScorer":
-        """The scorer after events of items [n] at times [n], in seconds since 1970.
+    def with_events(self, tree: Tree, items: Tensor, times: Tensor, *, in_place: bool = False) -> "TrendScorer":
+        """The scorer after events of items [n] at times [n].
 
-        Where they are hardly newer than T₀ it is this one, changed in place while searches run: maxima only rise, and
-        a search that meets half of a change loses nothing but the change.
+        In place it is this one where they are hardly newer than T₀: maxima only rise, and a search that meets half of a
+        change loses nothing but the change.
         """
         if not len(items):
             return self
-        items, times, newest = items.cpu(), times.cpu(), max(self.newest, int(times.max()))
+        items, times, newest = items.cpu(), times.cpu(), max(self.newest_event, int(times.max()))
         if newest > self.origin + LATE * min(self.half_lives):
             counts = self.counts * self.fading(newest).to(self.counts)
             scorer = self.from_counts(tree, counts, self.half_lives, self.weights, newest)
         else:
-            scorer, self.newest = self, newest
+            scorer = self if in_place else self.copy()
+            scorer.newest_event = newest
         share = torch.exp2((times - scorer.origin).unsqueeze(1) / torch.tensor(self.half_lives))
         scorer.counts.index_add_(0, items.to(self.counts.device), share.to(self.counts))
         scorer.put_items(tree, items.unique())
@@ -136,7 +138,7 @@ class TrendScorer(DotProductScorer):
     def with_items(self, old: Tree, new: Tree, items: NewItems) -> "TrendScorer":
         """The same with counts of 0 for new items, sharing the table."""
         more = max(0, new.num_items - len(self.counts))
-        scorer = type(self)(1, 0, self.half_lives, self.weights, self.origin, self.newest, seed=None)
+        scorer = type(self)(1, 0, self.half_lives, self.weights, self.origin, self.newest_event, seed=None)
         scorer.counts = torch.cat([self.counts, self.counts.new_zeros(more, self.counts.shape[1])])
         scorer.table, scorer.user = self.table, self.user
         scorer.put_items(new, items.numbers)
@@ -144,7 +146,7 @@ class TrendScorer(DotProductScorer):
 
     def copy(self) -> "TrendScorer":
         """The same with a table and counts of its own."""
-        scorer = type(self)(1, 0, self.half_lives, self.weights, self.origin, self.newest, seed=None)
+        scorer = type(self)(1, 0, self.half_lives, self.weights, self.origin, self.newest_event, seed=None)
         scorer.counts = self.counts.clone()
         scorer.table = NodeTable.from_rows(self.table.weight.detach().clone()).requires_grad_(False)
         return scorer.to(self.counts.device)
@@ -156,7 +158,7 @@ class TrendScorer(DotProductScorer):
             "half_lives": self.half_lives,
             "weights": self.weights,
             "origin": self.origin,
-            "newest": self.newest,
+            "newest": self.newest_event,
         }
 
     def check(self, x: Tensor) -> None:
