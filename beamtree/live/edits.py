@@ -43,11 +43,14 @@ def with_items(
         tree, scorer = deeper, scorer.with_extra_level(tree, deeper)
     if tree is not model.tree:  # its tables are new, and no search reads them yet
         reserved = ()
-    like = _similar_items(tree, placements)
+    counts = torch.tensor([len(placement.items) for placement in placements], dtype=torch.int64)
+    similar = torch.cat([torch.empty(0, dtype=torch.int64), *(placement.items for placement in placements)])
+    all_shares = torch.cat([torch.empty(0), *(placement.shares for placement in placements)])
+    leaves = tree.leaf_of_item(similar.to(tree.device)).cpu()
+    like = CSR(pad(counts.cumsum(0), (1, 0)), similar, all_shares).filter(leaves != PAD)
     slots, ends = FreeSlots(tree, reserved), like.offsets.tolist()
-    near = (tree.leaf_of_item(like.columns.to(tree.device)).cpu() - tree.level(tree.height).start).tolist()
-    assert like.values is not None
-    shares = like.values.tolist()
+    near = (leaves[leaves != PAD] - tree.level(tree.height).start).tolist()
+    shares = all_shares[leaves != PAD].tolist()
     for number, (start, stop) in zip(numbers, pairwise(ends), strict=True):
         slots.take(slots.best(near[start:stop], shares[start:stop]), number)
     grown = tree.with_items(slots.tensor().to(tree.device), len(ids))
@@ -55,8 +58,7 @@ def with_items(
     factors = {i: placement.factors for i, placement in enumerate(placements) if placement.factors is not None}
     items = NewItems(torch.tensor(numbers), like, learned, factors)
     scorer = scorer.with_items(tree, grown, items)
-    parts = as_sum(scorer)
-    if parts is not None and partners:
+    if partners and (parts := as_sum(scorer)) is not None:
         scorer = _with_partners(parts, items, placements, len(ids))
     return _copy_with(model, grown, scorer, ids)
 
@@ -83,15 +85,6 @@ def _copy_with(model: TreeModel, tree: Tree, scorer: Scorer, ids: Ids | None) ->
     if model.popularity is not None and len(model.popularity) < tree.num_items:
         result.popularity = pad(model.popularity, (0, tree.num_items - len(model.popularity)))
     return result.eval()
-
-
-def _similar_items(tree: Tree, placements: Sequence[Placement]) -> CSR:
-    """The items with a leaf that each new item is like, with their shares."""
-    counts = torch.tensor([len(placement.items) for placement in placements], dtype=torch.int64)
-    items = torch.cat([torch.empty(0, dtype=torch.int64), *(placement.items for placement in placements)])
-    shares = torch.cat([torch.empty(0), *(placement.shares for placement in placements)])
-    like = CSR(pad(counts.cumsum(0), (1, 0)), items, shares)
-    return like.filter(tree.leaf_of_item(items.to(tree.device)).cpu() != PAD)
 
 
 # Partners of new items

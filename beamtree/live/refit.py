@@ -107,8 +107,8 @@ def refit_to_all(
         measured["scores"] = result.records()
     if data.all is not None:
         return _fit_again(model, data, data.of_all_events(), seed, on_progress, parts, build), measured
-    everything = data.joined(data.whole)
-    return refit_parts(model, data, everything, seed, on_progress, start=model.scorer, parts=parts), measured
+    events, start = data.joined(data.whole), model.scorer
+    return refit_parts(model, data, events, seed, on_progress, start=start, parts=parts), measured
 
 
 def _fit_again(

@@ -119,26 +119,20 @@ class Scorer(nn.Module, ABC):
         scorer: Self = make(**settings, seed=None)
         return scorer
 
-    # Trees with more nodes, and with more items
+    # Trees with more nodes and items, and events that come later; this one does not depend on them
 
     def with_extra_level(self, old: Tree, new: Tree) -> "Scorer":
-        """A scorer for `old.with_extra_level()`; the same, unless it has something for each node."""
+        """A scorer for `old.with_extra_level()`."""
         if "num_nodes" in self.settings():
             raise ValueError(f"the tree is full, and {type(self).__name__} cannot be extended by a level")
         return self
 
     def with_items(self, old: Tree, new: Tree, items: NewItems) -> "Scorer":
-        """A scorer for a tree with new items; the same, unless it has something for each item.
-
-        Searches of the old tree go on meanwhile: rows of the new leaves may be written in place, and nothing else.
-        """
+        """A scorer for a tree with new items, whose rows may be written in place: searches read only the old ones."""
         return self
 
     def with_events(self, tree: Tree, items: Tensor, times: Tensor, *, in_place: bool = False) -> "Scorer":
-        """The scorer after events of items [n] at times [n], in seconds since 1970; the same, unless it counts them.
-
-        With `in_place` it may change itself, while searches run.
-        """
+        """The scorer after events of items [n] at times [n], seconds since 1970; it may change itself if `in_place`."""
         return self
 
     # What a sum of scorers has; any other has no parts

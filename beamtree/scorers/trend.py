@@ -1,5 +1,6 @@
 """Trends: what is chosen now. Events count less the older they are; those that come later count at once."""
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -106,14 +107,12 @@ class TrendScorer(DotProductScorer):
         In place it is this one where they are hardly newer than T₀: maxima only rise, and a search that meets half of a
         change loses nothing but the change.
         """
-        if not len(items):
-            return self
         items, times, newest = items.cpu(), times.cpu(), max(self.newest_event, int(times.max()))
         if newest > self.origin + LATE * min(self.half_lives):
             counts = self.counts * self.fading(newest).to(self.counts)
             scorer = self.from_counts(tree, counts, self.half_lives, self.weights, newest)
         else:
-            scorer = self if in_place else self.copy()
+            scorer = self if in_place else self._with(self.counts.clone(), copy.deepcopy(self.table))
             scorer.newest_event = newest
         share = torch.exp2((times - scorer.origin).unsqueeze(1) / torch.tensor(self.half_lives))
         scorer.counts.index_add_(0, items.to(self.counts.device), share.to(self.counts))
@@ -138,18 +137,15 @@ class TrendScorer(DotProductScorer):
     def with_items(self, old: Tree, new: Tree, items: NewItems) -> "TrendScorer":
         """The same with counts of 0 for new items, sharing the table."""
         more = max(0, new.num_items - len(self.counts))
-        scorer = type(self)(1, 0, self.half_lives, self.weights, self.origin, self.newest_event, seed=None)
-        scorer.counts = torch.cat([self.counts, self.counts.new_zeros(more, self.counts.shape[1])])
-        scorer.table, scorer.user = self.table, self.user
+        scorer = self._with(torch.cat([self.counts, self.counts.new_zeros(more, self.counts.shape[1])]), self.table)
         scorer.put_items(new, items.numbers)
         return scorer
 
-    def copy(self) -> "TrendScorer":
-        """The same with a table and counts of its own."""
+    def _with(self, counts: Tensor, table: NodeTable) -> "TrendScorer":
+        """The same with other counts and rows."""
         scorer = type(self)(1, 0, self.half_lives, self.weights, self.origin, self.newest_event, seed=None)
-        scorer.counts = self.counts.clone()
-        scorer.table = NodeTable.from_rows(self.table.weight.detach().clone()).requires_grad_(False)
-        return scorer.to(self.counts.device)
+        scorer.counts, scorer.table, scorer.user = counts, table, self.user.clone()
+        return scorer
 
     def settings(self) -> dict[str, Any]:
         return {
