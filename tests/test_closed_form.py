@@ -22,6 +22,7 @@ from beamtree.kernels import sparse
 from beamtree.parts.closed_form import ClosedForm
 from beamtree.parts.factors import earlier_factors
 from beamtree.scorers.factors import Factors, FactorScorer, fold_in, newest_of_each
+from beamtree.scorers.sum import SumScorer
 
 NUM_ITEMS = 12
 
@@ -269,7 +270,7 @@ def test_als_goes_on_from_earlier_factors_at_the_scale_that_they_had():
     data = SimpleNamespace(
         train=BeforeAfter(events), val=BeforeAfter(events.of(torch.arange(0), "")), num_items=NUM_ITEMS
     )
-    form = ClosedForm(tree, data, 0, "cpu", 1, events=events, start=start)
+    form = ClosedForm(tree, data, 0, "cpu", 1, events=events, start=SumScorer({"factors": start}, tree.height))
     found = earlier_factors(form, strong["penalty"])
     assert found["rounds"] < 4
 

@@ -1,5 +1,6 @@
 """A part of the score written outside the package takes part in everything: examples/custom_part.py."""
 
+import copy
 import importlib.util
 from pathlib import Path
 
@@ -10,13 +11,54 @@ from serving import make_service, serving
 
 import beamtree as bt
 from beamtree.diagnose.explain import parts_of, without_part
+from beamtree.live.live_model import LiveModel
 from beamtree.live.renewal import renew
 from beamtree.parts import Part
+from beamtree.scorers import MemoryScorer, SubtreeMaxScorer
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "custom_part.py"
 SPEC = importlib.util.spec_from_file_location("custom_part", EXAMPLE)
 OWN = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(OWN)
+
+
+class NewsScorer(SubtreeMaxScorer):
+    """How often each item was chosen since the log ended."""
+
+    newest_event = 0
+
+    def __init__(self, num_items, seed=0):
+        super().__init__()
+        self.register_buffer("counts", torch.zeros(num_items))
+
+    def entries(self, x):
+        best = self.counts.topk(10)
+        return best.indices.expand(len(x), -1), best.values.expand(len(x), -1)
+
+    def with_items(self, old, new, items):
+        scorer = NewsScorer(new.num_items)
+        scorer.counts[: len(self.counts)] = self.counts
+        return scorer
+
+    def with_events(self, tree, items, times, *, in_place=False):
+        scorer = self if in_place else copy.deepcopy(self)
+        scorer.counts.index_add_(0, items, torch.ones(len(items)))
+        return scorer
+
+    def settings(self):
+        return {"num_items": len(self.counts)}
+
+
+class NewsPart(Part):
+    """It is always accepted."""
+
+    name = "news"
+
+    def fit(self, fitting):
+        return NewsScorer(fitting.tree.num_items)
+
+    def add(self, parts, fitting):
+        return parts.with_part(self.name, self.fit(fitting), 1.0)
 
 
 def fashion(seasons=(0, 1), users=300):
@@ -113,6 +155,35 @@ def test_it_is_fitted_again_with_all_events(shops, tmp_path):
     renew(tmp_path / "run", fashion([3]), force=True, parts=(OWN.RecentPart(),), verbose=False)
     renewed = bt.Recommender.load(tmp_path / "run").model.scorer.part("recent")
     assert not torch.equal(renewed.table.weight[: len(before)], before[: len(renewed.table.weight)])
+
+
+def test_new_items_and_events_change_it_at_once(tmp_path):
+    shop = bt.Recommender(steps=0, parts=(NewsPart(),)).fit(fashion(users=100), val_users=20, verbose=False)
+    live, x = LiveModel(shop.model), torch.tensor([[3, 4], [50, -1]])
+    live.record_events([("u1", ["new"] * 5, None)], "kept until the item comes")
+    live.update_items({"new": {"like": ["i3"]}, **{f"more {each}": {"like": ["i40"]} for each in range(80)}})
+    assert live.model.tree.height > shop.model.tree.height
+    first = live.model.scorer.part("news")
+    live.record_events([("u2", ["new", "i7"], None)])
+    changed = live.model.scorer.part("news")
+    assert changed is first  # its own, and so changed in place
+    assert {live.ids.name(item): int(changed.counts[item]) for item in changed.counts.nonzero().flatten().tolist()} == {
+        "new": 6,
+        "i7": 1,
+    }
+    assert bt.retrieve(live.model, x, beam_size=200, m=1)[0].flatten().tolist() == 2 * live.ids.find(["new"])
+    assert not shop.model.scorer.part("news").counts.any()  # the model that was given goes on as it was
+    bt.save_model(live.model, tmp_path / "model")
+    loaded = bt.load_model(tmp_path / "model", scorers=[NewsScorer])
+    assert torch.equal(loaded.scorer.part("news").counts, changed.counts)
+
+
+def test_a_second_memory_takes_new_items(shops):
+    model = copy.deepcopy(shops["without"].model)
+    memory = next(part for part in model.scorer.scorers().values() if isinstance(part, MemoryScorer))
+    live = LiveModel(model.with_scorer(model.scorer.with_part("own", copy.deepcopy(memory), 0.5)))
+    live.update_items({"new": {"like": ["i3"]}})
+    assert live.model.scorer.part("own").num_items == model.tree.num_items + 1
 
 
 def test_two_parts_of_one_name_are_refused():

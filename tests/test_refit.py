@@ -136,7 +136,7 @@ def test_parts_are_those_of_all_events_with_the_choices_of_the_training_users(da
     events = Events(torch.nn.functional.pad(lengths.cumsum(0), (1, 0)), torch.cat(rows), "all", data.items)
     parts = ClosedForm(
         shop.model.tree, data, 0, "cpu", shop.model.first_level, events=events,
-        hyperparameters=dict(chosen.hyperparameters), start=chosen.part("factors"), parts=PARTS,
+        hyperparameters=dict(chosen.hyperparameters), start=chosen, parts=PARTS,
     ).fit()  # fmt: skip
     for name in parts.names:
         for key, value in parts.part(name).state_dict().items():

@@ -105,7 +105,7 @@ def test_after_live_events_it_is_what_it_would_be_if_the_log_had_had_them(age):
     refitted = TrendScorer.from_counts(tree, counts, [WEEK, MONTH], [2.0, 0.5], END + age)
     later = scorer
     for some in ([0, 1], [2], [3]):
-        later = later.with_events(tree, items[some], times[some])
+        later = later.with_events(tree, items[some], times[some], in_place=True)
     assert (later is scorer) == (age == 3600)
     torch.testing.assert_close(node_scores(tree, later), node_scores(tree, refitted), rtol=2e-3, atol=2e-3)
 
@@ -114,7 +114,7 @@ def test_live_events_do_not_copy_the_table_or_change_its_version():
     """The arrays of a compiled search are made again for another version."""
     tree, scorer = tree_and_scorer()
     before = scorer.table.weight._version, scorer.table.weight.data_ptr()
-    assert scorer.with_events(tree, torch.tensor([7]), torch.tensor([END + 60])) is scorer
+    assert scorer.with_events(tree, torch.tensor([7]), torch.tensor([END + 60]), in_place=True) is scorer
     assert (scorer.table.weight._version, scorer.table.weight.data_ptr()) == before
 
 

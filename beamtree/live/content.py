@@ -16,7 +16,7 @@ from beamtree.data.catalogue import Catalogue
 from beamtree.data.csr import CSR
 from beamtree.kernels import sparse
 from beamtree.live.edits import incoming, mean_partners
-from beamtree.live.placement import RECENCY, BackgroundUsers, Placement
+from beamtree.live.placement import EXPOSURE_RATIO, RECENCY, BackgroundUsers, Placement
 from beamtree.model import TreeModel
 from beamtree.parts.content import KnownItems
 
@@ -27,8 +27,7 @@ FACTOR_SIMILARITY_DIM = 48  # directions of the factors that are predicted, at m
 POWER = 6  # similar items count by their similarity to this power
 CONFIDENT = 100  # events from which on all items count the same in the regression of factors
 MAX_SOURCES = 40  # incoming partners of a new item: with more, its scores differ less between users
-# A new item is shown at most this many times as often as others of its popularity; first, too
-EXPOSURE_RATIOS = 1.3, 2.0
+EXPOSURE_RATIOS = EXPOSURE_RATIO, 2.0  # at most; the second is that of being among the first
 PREFERENCE = 1.5  # power of the expected popularity: places pay more where it is high
 PENALTY = 3.0  # λ of the regressions on features
 MOST_POPULAR = 10.0  # an item is expected to be at most this much more popular than the average

@@ -14,16 +14,7 @@ from beamtree.data.ids import Ids
 from beamtree.live.placement import MAX_SOURCES, RECENCY, FreeSlots, Placement
 from beamtree.model import TreeModel
 from beamtree.parts.memory import MemoryPart
-from beamtree.scorers import (
-    FactorScorer,
-    MemoryScorer,
-    PopularityScorer,
-    Scorer,
-    SumScorer,
-    TableScorer,
-    TrendScorer,
-    as_sum,
-)
+from beamtree.scorers import MemoryScorer, NewItems, Scorer, SumScorer, as_sum
 from beamtree.scorers.memory import PARTNERS
 from beamtree.tree import PAD, Tree
 
@@ -42,41 +33,33 @@ def with_items(
     """
     if model.ids is None:
         raise ValueError("the items of this model have no ids: items are added by id")
-    names = list(new)
+    names, placements = list(new), list(new.values())
     unknown = [name for name, number in zip(names, model.ids.find(names), strict=True) if number is None]
     ids = model.ids.extended(unknown) if unknown else model.ids
     numbers = ids.find_known(names)
     tree, scorer = model.tree, model.scorer
     while int((tree.items() == PAD).sum()) < len(names) + len(reserved):
         deeper = tree.with_extra_level()
-        if not isinstance(scorer, TableScorer):
-            raise ValueError(f"the tree is full, and {type(scorer).__name__} cannot be extended by a level")
         tree, scorer = deeper, scorer.with_extra_level(tree, deeper)
     if tree is not model.tree:  # its tables are new, and no search reads them yet
         reserved = ()
-    like = _similar_items(tree, list(new.values()))
+    counts = torch.tensor([len(placement.items) for placement in placements], dtype=torch.int64)
+    similar = torch.cat([torch.empty(0, dtype=torch.int64), *(placement.items for placement in placements)])
+    all_shares = torch.cat([torch.empty(0), *(placement.shares for placement in placements)])
+    leaves = tree.leaf_of_item(similar.to(tree.device)).cpu()
+    like = CSR(pad(counts.cumsum(0), (1, 0)), similar, all_shares).filter(leaves != PAD)
     slots, ends = FreeSlots(tree, reserved), like.offsets.tolist()
-    near = (tree.leaf_of_item(like.columns.to(tree.device)).cpu() - tree.level(tree.height).start).tolist()
-    assert like.values is not None
-    shares = like.values.tolist()
+    near = (leaves[leaves != PAD] - tree.level(tree.height).start).tolist()
+    shares = all_shares[leaves != PAD].tolist()
     for number, (start, stop) in zip(numbers, pairwise(ends), strict=True):
         slots.take(slots.best(near[start:stop], shares[start:stop]), number)
     grown = tree.with_items(slots.tensor().to(tree.device), len(ids))
-    trends = {name: part.grown(len(ids)) for name, part in scorer.tables().items() if isinstance(part, TrendScorer)}
-    for name, table in scorer.tables().items():
-        if name in trends:
-            trends[name].put_items(grown, torch.tensor(numbers))
-        else:
-            _write_rows(table, tree, grown, numbers, like, list(new.values()))
-    parts = as_sum(scorer)
-    if parts is not None and trends:
-        scorer = parts = parts.with_parts(trends)
-    if parts is not None and partners:
-        edges = _new_edges(parts, numbers, like, list(new.values()))
-        scorer = _with_edges(parts, edges, torch.tensor(numbers), len(ids))
-    elif parts is not None:
-        memories = {name: part for name in parts.names if isinstance(part := parts.part(name), MemoryScorer)}
-        scorer = parts.with_parts({name: memory.grown(len(ids)) for name, memory in memories.items()})
+    learned = torch.tensor([placement.sources is not None for placement in placements], dtype=torch.bool)
+    factors = {i: placement.factors for i, placement in enumerate(placements) if placement.factors is not None}
+    items = NewItems(torch.tensor(numbers), like, learned, factors)
+    scorer = scorer.with_items(tree, grown, items)
+    if partners and (parts := as_sum(scorer)) is not None:
+        scorer = _with_partners(parts, items, placements, len(ids))
     return _copy_with(model, grown, scorer, ids)
 
 
@@ -104,35 +87,6 @@ def _copy_with(model: TreeModel, tree: Tree, scorer: Scorer, ids: Ids | None) ->
     return result.eval()
 
 
-def _similar_items(tree: Tree, placements: Sequence[Placement]) -> CSR:
-    """The items with a leaf that each new item is like, with their shares."""
-    counts = torch.tensor([len(placement.items) for placement in placements], dtype=torch.int64)
-    items = torch.cat([torch.empty(0, dtype=torch.int64), *(placement.items for placement in placements)])
-    shares = torch.cat([torch.empty(0), *(placement.shares for placement in placements)])
-    like = CSR(pad(counts.cumsum(0), (1, 0)), items, shares)
-    return like.filter(tree.leaf_of_item(items.to(tree.device)).cpu() != PAD)
-
-
-def _write_rows(
-    table: TableScorer, old: Tree, new: Tree, numbers: list[int], like: CSR, placements: Sequence[Placement]
-) -> None:
-    """Write the rows of new items: learned factors, or the mean of the rows of similar items."""
-    leaves = new.leaf_of_item(torch.tensor(numbers, device=new.device))
-    vectors, similar = table.table.read(old, share=table.share), old.leaf_of_item(like.columns.to(old.device))
-    assert like.values is not None
-    shares, row = like.values.to(old.device), like.row_of_entry().to(old.device)
-    total = torch.zeros(len(like), device=old.device).index_add_(0, row, shares).clamp(min=1e-9)
-    weighted = vectors.at(similar).float() * (shares / total[row]).unsqueeze(1)
-    rows = torch.zeros(len(like), weighted.shape[1], device=old.device).index_add_(0, row, weighted)
-    learned = [index for index, placement in enumerate(placements) if placement.factors is not None]
-    if learned and isinstance(table, FactorScorer):
-        factors = [placement.factors for placement in placements if placement.factors is not None]
-        rows[torch.tensor(learned, device=old.device)] = torch.stack(factors).to(old.device)
-    if isinstance(table, PopularityScorer):  # factors and partners that were learned already say how often to show it
-        rows[torch.tensor([placement.sources is not None for placement in placements], device=old.device)] = 0
-    table.put_vectors(new, leaves, rows)
-
-
 # Partners of new items
 
 
@@ -148,8 +102,15 @@ class PartnerEdges(NamedTuple):
         return PartnerEdges(self.source[mask], self.target[mask], self.weight[mask])
 
 
-def edges_of(memory: MemoryScorer) -> PartnerEdges:
-    """The edges of a memory with a single list."""
+def _memory(scorer: Scorer, name: str) -> MemoryScorer:
+    """A part of a sum that holds partners; one without any where there is none."""
+    part = scorer.scorers().get(name)
+    return part if isinstance(part, MemoryScorer) else MemoryScorer(0, 0)
+
+
+def added_edges(scorer: Scorer) -> PartnerEdges:
+    """The partners of items that were added later."""
+    memory = _memory(scorer, ADDED)
     source = torch.repeat_interleave(memory.offsets.diff())
     return PartnerEdges(source.cpu(), memory.partners.long().cpu(), memory.weights.float().cpu())
 
@@ -182,10 +143,10 @@ def outgoing(memory: MemoryScorer, items: Tensor) -> Entries:
 
 def mean_partners(scorer: Scorer, partners_of: Callable[[MemoryScorer, Tensor], Entries], like: CSR, most: int) -> CSR:
     """The strongest partners of new items: sums of those of the items that each is like, multiplied by the shares."""
-    memory = scorer.scorers().get(MEMORY)
-    like = like.filter(like.columns < (memory.num_items if isinstance(memory, MemoryScorer) else 0))
+    memory = _memory(scorer, MEMORY)
+    like = like.filter(like.columns < memory.num_items)
     assert like.values is not None
-    if not isinstance(memory, MemoryScorer) or not len(like.columns):
+    if not len(like.columns):
         return like
     items, index = torch.unique(like.columns, return_inverse=True)
     row, partner, weight = (part.cpu() for part in partners_of(memory, items.to(memory.offsets.device)))
@@ -196,40 +157,23 @@ def mean_partners(scorer: Scorer, partners_of: Callable[[MemoryScorer, Tensor], 
     return strongest(sums.row_of_entry(), partners[sums.columns.long()], sums.values, len(like), most)
 
 
-def _new_edges(scorer: SumScorer, numbers: list[int], like: CSR, placements: Sequence[Placement]) -> PartnerEdges:
-    """Edges of new items: the learned ones, or else those of the items they are like."""
-    empty, new = torch.empty(0, dtype=torch.int64), torch.tensor(numbers)
-    parts = [PartnerEdges(empty, empty, empty.float())]
-    for number, placement in zip(numbers, placements, strict=True):
+def _with_partners(scorer: SumScorer, items: NewItems, placements: Sequence[Placement], num_items: int) -> SumScorer:
+    """The sum with partners of new items, in a part of their own: learned ones, or else those of similar items.
+
+    Earlier partners of these items are dropped.
+    """
+    new, old = items.numbers, added_edges(scorer)
+    parts = [old.select(~(torch.isin(old.source, new) | torch.isin(old.target, new)))]
+    for number, placement in zip(new.tolist(), placements, strict=True):
         if placement.sources is not None and placement.weights is not None:
             target = torch.full_like(placement.sources, number)
             parts.append(PartnerEdges(placement.sources, target, placement.weights))
-    others = torch.tensor([placement.sources is None for placement in placements]).nonzero().squeeze(1)
-    sources = mean_partners(scorer, incoming, like.take(others), MAX_SOURCES)
-    partners = mean_partners(scorer, outgoing, like, PARTNERS)
+    others = (~items.learned).nonzero().squeeze(1)
+    sources = mean_partners(scorer, incoming, items.like.take(others), MAX_SOURCES)
+    partners = mean_partners(scorer, outgoing, items.like, PARTNERS)
     assert sources.values is not None
     assert partners.values is not None
     parts.append(PartnerEdges(sources.columns.long(), new[others][sources.row_of_entry()], sources.values))
     parts.append(PartnerEdges(new[partners.row_of_entry()], partners.columns.long(), partners.values))
-    return _concatenate(parts)
-
-
-def _concatenate(parts: list[PartnerEdges]) -> PartnerEdges:
-    return PartnerEdges(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
-
-
-def _with_edges(scorer: SumScorer, edges: PartnerEdges, replaced: Tensor, num_items: int) -> SumScorer:
-    """The sum with more partner edges; earlier edges of the `replaced` items are dropped."""
-    changed = {}
-    if MEMORY in scorer.names:
-        memory = scorer.part(MEMORY)
-        assert isinstance(memory, MemoryScorer)
-        changed[MEMORY] = memory.grown(num_items) if memory.num_items < num_items else memory
-    if ADDED in scorer.names:
-        added = scorer.part(ADDED)
-        assert isinstance(added, MemoryScorer)
-        old = edges_of(added)
-        dropped = torch.isin(old.source, replaced) | torch.isin(old.target, replaced)
-        edges = _concatenate([old.select(~dropped), edges])
-    changed[ADDED] = memory_of(edges, num_items).to(scorer.weights.device)
-    return scorer.with_parts(changed)
+    edges = PartnerEdges(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
+    return scorer.with_parts({ADDED: memory_of(edges, num_items).to(scorer.weights.device)})

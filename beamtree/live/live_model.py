@@ -30,6 +30,7 @@ from beamtree.live.item_update import (
     valid_id,
 )
 from beamtree.live.journal import Journal, added_values, count_changes, set_entries, unknown_kind
+from beamtree.live.part_events import PartEvents
 from beamtree.live.placement import (
     BackgroundUsers,
     NewItem,
@@ -42,7 +43,6 @@ from beamtree.live.placement import (
     like_popular,
     like_vector,
 )
-from beamtree.live.trends import LiveTrends
 from beamtree.live.users import Users
 from beamtree.model import TreeModel
 from beamtree.query import History
@@ -172,7 +172,7 @@ class LiveModel:
         self._absent: dict[str, dict[str, Any]] = {}  # recorded values of items that this model does not have
         self._user_events = UserEvents(None if data is None else TrainingLog(data), saved.events)
         self._dislikes = {user: list(items) for user, items in saved.dislikes.items()}
-        self._trends = LiveTrends()
+        self._part_events = PartEvents()
         self._background: BackgroundUsers | None = None
         self._content: Content | None = None
         self._slot_cooldown, self._freed = slot_cooldown, list[tuple[float, int]]()  # (time, slot)
@@ -360,7 +360,7 @@ class LiveModel:
             entries[0]["id"] = request
         self._write(*entries)
         self._user_events.add(new, {} if request is None else {request: received})
-        model = self._trends.add(self.model, [event for row in new.values() for event in row])
+        model = self._part_events.add(self.model, [event for row in new.values() for event in row])
         self._publish(self.snapshot._replace(model=model), len(entries))
         return len(self.ids.find_known(event.item for row in new.values() for event in row))
 
@@ -404,7 +404,7 @@ class LiveModel:
         self._items.update(change.known)
         for name in [name for name, item in change.known.items() if item == NewItem()]:
             del self._items[name]
-        model = self._trends.add_items(change.snapshot.model, new)
+        model = self._part_events.add_items(change.snapshot.model, new)
         self._publish(change.snapshot._replace(model=model), change.num_changes)
 
     def _hide(self, names: Sequence[str]) -> None:
@@ -674,7 +674,7 @@ class LiveModel:
                 raise unknown_kind(kind)
         apply_pending()
         added_events = self._user_events.replay(entries, self._digest, more_follow)
-        self.snapshot = self.snapshot._replace(version=version, model=self._trends.add(self.model, added_events))
+        self.snapshot = self.snapshot._replace(version=version, model=self._part_events.add(self.model, added_events))
 
     def _replay_added(self, entries: Mapping[str, Mapping[str, Any]]) -> None:
         """Add items, or show them, with what their entries say."""

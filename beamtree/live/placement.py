@@ -19,7 +19,6 @@ from beamtree.data.ids import as_id
 from beamtree.errors import as_float
 from beamtree.model import TreeModel
 from beamtree.query import id_list, pad_histories
-from beamtree.scorers import FactorScorer
 from beamtree.scorers.memory import PARTNERS, recency_weights
 from beamtree.tree import PAD, Tree
 
@@ -152,10 +151,10 @@ class BackgroundUsers:
 
 def _user_factors(model: TreeModel, x: Tensor) -> Tensor:
     """The factors of users [B, dim]; dim is 0 where the model has no factors with a weight."""
-    part = model.scorer.scorers().get("factors")
-    if not isinstance(part, FactorScorer) or not model.scorer.weight_of("factors"):
+    if not model.scorer.weight_of("factors"):
         return torch.empty(len(x), 0)
-    return part.prepare(model.tree, x).user.cpu()
+    users: Tensor = model.scorer.scorers()["factors"].prepare(model.tree, x).user
+    return users.cpu()
 
 
 class PopularityPrior:

@@ -20,13 +20,13 @@ from beamtree.data import BeforeAfter, Data, Events, Prepared
 from beamtree.evaluate import FittedUsers
 from beamtree.ingest.inputs import tree_builder
 from beamtree.ingest.report import describe_choice
-from beamtree.live.edits import ADDED, edges_of, memory_of, with_hidden, without_items
+from beamtree.live.edits import ADDED, added_edges, memory_of, with_hidden, without_items
 from beamtree.live.events import Event
 from beamtree.model import TreeModel
 from beamtree.parts import PARTS, Part
 from beamtree.parts.sequence import SEQUENCE
 from beamtree.progress import OnProgress, log, no_progress
-from beamtree.scorers import FactorScorer, MemoryScorer, Scorer, as_sum
+from beamtree.scorers import Scorer, as_sum
 from beamtree.storage.runs import table_file
 from beamtree.train.backend import current_backend
 from beamtree.tree import PAD, Tree
@@ -45,7 +45,7 @@ def refit_parts(
     seed: int,
     on_progress: OnProgress = no_progress,
     *,
-    start: FactorScorer | None = None,
+    start: Scorer | None = None,
     parts: Sequence[Part] = (),
     again: bool = False,
     goes_on: bool = False,
@@ -55,7 +55,7 @@ def refit_parts(
     Trained parts stay as they are; with `again` they are trained again where they can be, and with `goes_on` training
     may go on from where it ended, since these are the events of the earlier fit and more. Partners of items that were
     added later stay where the events do not contain the item. On the same events the parts are what they were. With
-    `start`, ALS goes on from these factors. `parts` are those from outside the package; one that is not given stays as
+    `start`, ALS goes on from its factors. `parts` are those from outside the package; one that is not given stays as
     it is.
     """
     scorer, backend = as_sum(model.scorer), current_backend()
@@ -75,9 +75,7 @@ def refit_parts(
         changed |= part.refit(scorer, closed, form)
     popularity = events.popularity(count)
     if ADDED in scorer.names:
-        added = scorer.part(ADDED)
-        assert isinstance(added, MemoryScorer)
-        edges = edges_of(added)
+        edges = added_edges(scorer)
         unseen = popularity.cpu() == 0  # the refitted parts know nothing about these items
         changed[ADDED] = memory_of(edges.select(unseen[edges.source] | unseen[edges.target]), count).to(device)
     result = model.with_scorer(scorer.with_parts(changed))
@@ -109,9 +107,8 @@ def refit_to_all(
         measured["scores"] = result.records()
     if data.all is not None:
         return _fit_again(model, data, data.of_all_events(), seed, on_progress, parts, build), measured
-    factors = model.scorer.scorers().get("factors")
-    start = factors if isinstance(factors, FactorScorer) else None
-    return refit_parts(model, data, data.joined(data.whole), seed, on_progress, start=start, parts=parts), measured
+    events, start = data.joined(data.whole), model.scorer
+    return refit_parts(model, data, events, seed, on_progress, start=start, parts=parts), measured
 
 
 def _fit_again(

@@ -13,7 +13,7 @@ from beamtree.data.inputs import WHOLE_HISTORY
 from beamtree.parts.acceptance import Acceptance
 from beamtree.parts.processes import ALONE, Processes
 from beamtree.progress import OnProgress, no_progress
-from beamtree.scorers import FactorScorer, Scorer, SumScorer
+from beamtree.scorers import Scorer, SumScorer
 from beamtree.tree import Tree
 
 # Names that no part from outside may have: what the closed form records, and its lists of partners.
@@ -38,7 +38,7 @@ class Fitting:
         on_progress: called with the progress.
         events: the events to fit. Default: those of the training users.
         hyperparameters: of an earlier fit, to be used again: λ, α₀, powers, scales and weights.
-        start: the factors of an earlier fit to most of the events, from which ALS goes on. Default: it begins anew.
+        start: an earlier fit to most of the events, from whose factors ALS goes on. Default: it begins anew.
         again: whether trained parts are trained again too, for the steps that were chosen. Default: they stay.
         goes_on: whether these events are those of the earlier fit and more, so that such training may go on from it.
         parts: those of the sum, in the order in which they are tried; the closed form fits those that are its own.
@@ -54,7 +54,7 @@ class Fitting:
     on_progress: OnProgress = no_progress
     events: Events | None = None
     hyperparameters: dict[str, Any] = field(default_factory=dict)
-    start: FactorScorer | None = None
+    start: Scorer | None = None
     again: bool = False
     goes_on: bool = False
     parts: "tuple[Part, ...]" = ()

@@ -52,10 +52,11 @@ class FactorsPart(ClosedFormPart):
 
 def earlier_factors(form: ClosedForm, penalty: float) -> dict[str, Any]:
     """Where ALS goes on, at the scale that its vectors had before they were normalized."""
-    if form.start is None:
+    factors = None if form.start is None else form.start.scorers().get(FactorsPart.name)
+    if not isinstance(factors, FactorScorer):
         return {}
-    scale = (penalty / form.start.penalty) ** 0.5
-    return {"start": (form.start.item_vectors(form.tree) * scale).to(form.device), "rounds": MORE_ROUNDS}
+    scale = (penalty / factors.penalty) ** 0.5
+    return {"start": (factors.item_vectors(form.tree) * scale).to(form.device), "rounds": MORE_ROUNDS}
 
 
 def explains_histories(factors: FactorScorer, form: ClosedForm) -> bool:

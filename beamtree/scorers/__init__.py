@@ -1,6 +1,6 @@
 """g(x, n): the node-wise scorers."""
 
-from beamtree.scorers.base import Scorer, TableScorer, with_inputs
+from beamtree.scorers.base import NewItems, Scorer, TableScorer, with_inputs
 from beamtree.scorers.context import ContextScorer, context_part
 from beamtree.scorers.deep import DeepScorer
 from beamtree.scorers.dot_product import DotProductScorer
@@ -38,6 +38,7 @@ __all__ = [
     "FixedScorer",
     "LinearScorer",
     "MemoryScorer",
+    "NewItems",
     "NodeTable",
     "PopularityScorer",
     "RepeatScorer",

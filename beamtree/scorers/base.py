@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from beamtree.data import BeforeAfter, Data
 from beamtree.data.contexts import Values
+from beamtree.data.csr import CSR
 from beamtree.data.inputs import HISTORY, InputColumns
 from beamtree.kernels.search_cpu import CompiledPart, WeightedParts
 from beamtree.scorers.table import NodeTable
@@ -37,6 +38,15 @@ class Contributions(NamedTuple):
     rest: Tensor  # [B, W]
 
 
+class NewItems(NamedTuple):
+    """Items that a tree did not have, and what is known of each."""
+
+    numbers: Tensor  # [n]
+    like: CSR  # the items that each is like, with shares
+    learned: Tensor  # whether partners of each were learned, bool [n]
+    factors: Mapping[int, Tensor]  # those that were learned, by the place among these items
+
+
 class Scorer(nn.Module, ABC):
     """g(x, n) in two steps, so that work that depends on the user alone is done once.
 
@@ -49,6 +59,7 @@ class Scorer(nn.Module, ABC):
     reads_clock = False  # whether x has times: see `data.inputs`
     history = HISTORY  # events that are read of a user, at most
     exportable = False  # whether it scores by operations of torch alone inside `kernels.plain_operations`
+    newest_event: int | None = None  # its time, in seconds since 1970, where later ones count: see `with_events`
     cheap_levels = False  # whether scoring a whole level costs little beside gathering some of its nodes
     hyperparameters: Mapping[str, Any] = MappingProxyType({})  # of a sum: how its parts were fitted
 
@@ -110,6 +121,22 @@ class Scorer(nn.Module, ABC):
         scorer: Self = make(**settings, seed=None)
         return scorer
 
+    # Trees with more nodes and items, and events that come later; this one does not depend on them
+
+    def with_extra_level(self, old: Tree, new: Tree) -> "Scorer":
+        """A scorer for `old.with_extra_level()`."""
+        if "num_nodes" in self.settings():
+            raise ValueError(f"the tree is full, and {type(self).__name__} cannot be extended by a level")
+        return self
+
+    def with_items(self, old: Tree, new: Tree, items: NewItems) -> "Scorer":
+        """A scorer for a tree with new items, whose rows may be written in place: searches read only the old ones."""
+        return self
+
+    def with_events(self, tree: Tree, items: Tensor, times: Tensor, *, in_place: bool = False) -> "Scorer":
+        """The scorer after events of items [n] at times [n], seconds since 1970; it may change itself if `in_place`."""
+        return self
+
     # What a sum of scorers has; any other has no parts
 
     @property
@@ -140,6 +167,10 @@ class Scorer(nn.Module, ABC):
     def scorers(self) -> Mapping[str, "Scorer"]:
         """The parts of a sum by name; a scorer that is no sum is the only one."""
         return {SCORE: self}
+
+    def with_parts(self, changed: Mapping[str, "Scorer"]) -> "Scorer":
+        """The scorer with some of these replaced."""
+        return changed.get(SCORE, self)
 
     @property
     def context_values(self) -> Values:
@@ -263,6 +294,20 @@ class TableScorer(Scorer):
     def with_extra_level(self, old: Tree, new: Tree) -> "TableScorer":
         """A scorer for `old.with_extra_level()`: nodes keep their vectors, and new leaves have that of their parent."""
         return self._with_table(self.table.with_extra_level(old, share=self.share))
+
+    def with_items(self, old: Tree, new: Tree, items: NewItems) -> "TableScorer":
+        self.put_vectors(new, new.leaf_of_item(items.numbers.to(new.device)), self.new_vectors(old, items))
+        return self
+
+    def new_vectors(self, old: Tree, items: NewItems) -> Tensor:
+        """What new items are known by: the means of the vectors of the items that each is like [n, dim]."""
+        like, vectors = items.like, self.table.read(old, share=self.share)
+        assert like.values is not None
+        shares, row = like.values.to(old.device), like.row_of_entry().to(old.device)
+        total = torch.zeros(len(like), device=old.device).index_add_(0, row, shares).clamp(min=1e-9)
+        similar = vectors.at(old.leaf_of_item(like.columns.to(old.device)))
+        weighted = similar.float() * (shares / total[row]).unsqueeze(1)
+        return torch.zeros(len(like), weighted.shape[1], device=old.device).index_add_(0, row, weighted)
 
     def _with_table(self, table: NodeTable) -> "TableScorer":
         """A copy of this scorer with another table."""

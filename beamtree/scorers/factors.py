@@ -10,7 +10,7 @@ from beamtree import kernels
 from beamtree.data.inputs import HISTORY, WHOLE_HISTORY
 from beamtree.data.views import recency
 from beamtree.kernels import search_cpu
-from beamtree.scorers.base import Contributions, Scorer, newest
+from beamtree.scorers.base import Contributions, NewItems, Scorer, newest
 from beamtree.scorers.dot_product import DotProductScorer
 from beamtree.scorers.table import NodeTable, Vectors
 from beamtree.tree import PAD, Tree
@@ -169,6 +169,13 @@ class FactorScorer(DotProductScorer):
 
     def on_tree(self, old: Tree, new: Tree) -> "FactorScorer":
         return self._with(self.table.means_on(old, new)).to(self.spread.device)
+
+    def new_vectors(self, old: Tree, items: NewItems) -> Tensor:
+        """The factors that were learned, and means for the other items."""
+        vectors = super().new_vectors(old, items)
+        if items.factors:
+            vectors[[*items.factors]] = torch.stack([*items.factors.values()]).to(vectors)
+        return vectors
 
     def _with(self, table: NodeTable, *, power: float | None = None, scale: float | None = None) -> "FactorScorer":
         """The same with another table, power or scale."""

@@ -11,7 +11,7 @@ from beamtree.data.csr import CSR, concatenate
 from beamtree.data.inputs import HISTORY, WHOLE_HISTORY
 from beamtree.data.views import recency
 from beamtree.kernels.search_cpu import CompiledPart, Entries, Memory
-from beamtree.scorers.base import Contributions, Scorer, newest
+from beamtree.scorers.base import Contributions, NewItems, Scorer, newest
 from beamtree.scorers.subtree_max import SubtreeMax
 from beamtree.tree import PAD, Tree
 
@@ -118,13 +118,15 @@ class MemoryScorer(SubtreeMaxScorer):
         memory.rows = rows
         return memory
 
-    def grown(self, num_items: int) -> "MemoryScorer":
-        """The same memory of more items, of which the new ones have no partners; large tensors are shared."""
-        more = num_items - self.num_items
+    def with_items(self, old: Tree, new: Tree, items: NewItems) -> "MemoryScorer":
+        """New items have no partners; large tensors are shared."""
+        more = new.num_items - self.num_items
+        if more <= 0:
+            return self
         starts = self.offsets[:-1].view(self.lists, -1)
         ends = torch.cat([starts[1:, 0], self.offsets[-1:]]).unsqueeze(1).expand(-1, more)  # of each list
         offsets = torch.cat([torch.cat([starts, ends], dim=1).flatten(), self.offsets[-1:]])
-        return self.with_rows(num_items, CSR(offsets, self.partners, self.weights))
+        return self.with_rows(new.num_items, CSR(offsets, self.partners, self.weights))
 
     def with_list(self, partners: CSR, recency: Tensor) -> "MemoryScorer":
         """A memory with one more list of partners."""

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from beamtree.kernels.search_cpu import CompiledPart, NodeScores
-from beamtree.scorers.base import Contributions
+from beamtree.scorers.base import Contributions, NewItems
 from beamtree.scorers.dot_product import DotProductScorer
 from beamtree.scorers.table import NodeTable, Vectors
 from beamtree.tree import PAD, Tree
@@ -55,6 +55,10 @@ class PopularityScorer(DotProductScorer):
 
     def on_tree(self, old: Tree, new: Tree) -> "PopularityScorer":
         return self._of_items(new, self.table.of_items(old, share=False).float().squeeze(1)).scaled(self.scale)
+
+    def new_vectors(self, old: Tree, items: NewItems) -> Tensor:
+        """0 where factors and partners were learned: they already say how often to show an item."""
+        return super().new_vectors(old, items).masked_fill(items.learned.to(old.device).unsqueeze(1), 0.0)
 
     def encode(self, tree: Tree, vectors: Vectors, x: Tensor) -> Tensor:
         return torch.full((x.shape[0], 1), self.scale, device=x.device)

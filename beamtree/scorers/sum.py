@@ -12,7 +12,7 @@ from beamtree.data.contexts import Values
 from beamtree.data.inputs import HISTORY, InputColumns
 from beamtree.kernels import is_plain
 from beamtree.kernels.search_cpu import CompiledPart, WeightedParts
-from beamtree.scorers.base import Contributions, Scorer, TableScorer, says_last
+from beamtree.scorers.base import Contributions, NewItems, Scorer, TableScorer, says_last
 from beamtree.scorers.memory import SubtreeMaxScorer
 from beamtree.scorers.subtree_max import SubtreeMax
 from beamtree.tree import PAD, Tree
@@ -270,11 +270,11 @@ class SumScorer(TableScorer):
         return self._of(moved, self.weights[-1:].expand(new.height + 1, -1).clone(), self.learned)
 
     def with_extra_level(self, old: Tree, new: Tree) -> "SumScorer":
-        tables = self.tables()
-        parts = {
-            name: tables[name].with_extra_level(old, new) if name in tables else self.part(name) for name in self.names
-        }
+        parts = {name: part.with_extra_level(old, new) for name, part in self.scorers().items()}
         return self._of(parts, torch.cat([self.weights, self.weights[-1:]]), self.learned)
+
+    def with_items(self, old: Tree, new: Tree, items: NewItems) -> "SumScorer":
+        return self.with_parts({name: part.with_items(old, new, items) for name, part in self.scorers().items()})
 
     def put_vectors(self, tree: Tree, leaves: Tensor, vectors: Tensor) -> None:
         raise ValueError("a sum has several rows for a leaf: put vectors into its parts")

@@ -1,12 +1,13 @@
 """Trends: what is chosen now. Events count less the older they are; those that come later count at once."""
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from beamtree.scorers.base import Contributions
+from beamtree.scorers.base import Contributions, NewItems
 from beamtree.scorers.dot_product import DotProductScorer
 from beamtree.scorers.table import NodeTable, Vectors
 from beamtree.tree import PAD, Tree
@@ -34,6 +35,7 @@ class TrendScorer(DotProductScorer):
         seed: not used; rows come from `from_counts` or from a file.
     """
 
+    newest_event: int
     counts: Tensor  # c at T₀ [M, columns]
     user: Tensor  # u, which all users share [columns]
 
@@ -49,14 +51,14 @@ class TrendScorer(DotProductScorer):
     ) -> None:
         super().__init__()
         self.half_lives, self.weights, self.origin = list(half_lives), list(weights), origin
-        self.newest = origin if newest is None else newest
+        self.newest_event = origin if newest is None else newest
         self.table = NodeTable(num_nodes, len(self.half_lives), seed=None, dtype=torch.float16)
         self.table.weight.requires_grad_(False)
         self.register_buffer("counts", torch.zeros(num_items, len(self.half_lives)))
         self.register_buffer("user", self._present(), persistent=False)
 
     def _present(self) -> Tensor:
-        return torch.tensor(self.weights) * self.fading(self.newest) ** POWER
+        return torch.tensor(self.weights) * self.fading(self.newest_event) ** POWER
 
     def fading(self, time: int) -> Tensor:
         """What is left of an event of T₀ at another time [columns]."""
@@ -83,10 +85,10 @@ class TrendScorer(DotProductScorer):
         return counts**POWER
 
     def on_tree(self, old: Tree, new: Tree) -> "TrendScorer":
-        return self.from_counts(new, self.counts, self.half_lives, self.weights, self.origin, self.newest)
+        return self.from_counts(new, self.counts, self.half_lives, self.weights, self.origin, self.newest_event)
 
     def with_extra_level(self, old: Tree, new: Tree) -> "TrendScorer":
-        return self.from_counts(new, self.counts, self.half_lives, self.weights, self.origin, self.newest)
+        return self.from_counts(new, self.counts, self.half_lives, self.weights, self.origin, self.newest_event)
 
     def encode(self, tree: Tree, vectors: Vectors, x: Tensor) -> Tensor:
         return self.user.expand(x.shape[0], -1)
@@ -99,20 +101,19 @@ class TrendScorer(DotProductScorer):
     # Events and items that come later
 
     @torch.no_grad()
-    def with_events(self, tree: Tree, items: Tensor, times: Tensor) -> "TrendScorer":
-        """The scorer after events of items [n] at times [n], in seconds since 1970.
+    def with_events(self, tree: Tree, items: Tensor, times: Tensor, *, in_place: bool = False) -> "TrendScorer":
+        """The scorer after events of items [n] at times [n].
 
-        Where they are hardly newer than T₀ it is this one, changed in place while searches run: maxima only rise, and
-        a search that meets half of a change loses nothing but the change.
+        In place it is this one where they are hardly newer than T₀: maxima only rise, and a search that meets half of a
+        change loses nothing but the change.
         """
-        if not len(items):
-            return self
-        items, times, newest = items.cpu(), times.cpu(), max(self.newest, int(times.max()))
+        items, times, newest = items.cpu(), times.cpu(), max(self.newest_event, int(times.max()))
         if newest > self.origin + LATE * min(self.half_lives):
             counts = self.counts * self.fading(newest).to(self.counts)
             scorer = self.from_counts(tree, counts, self.half_lives, self.weights, newest)
         else:
-            scorer, self.newest = self, newest
+            scorer = self if in_place else self._with(self.counts.clone(), copy.deepcopy(self.table))
+            scorer.newest_event = newest
         share = torch.exp2((times - scorer.origin).unsqueeze(1) / torch.tensor(self.half_lives))
         scorer.counts.index_add_(0, items.to(self.counts.device), share.to(self.counts))
         scorer.put_items(tree, items.unique())
@@ -133,20 +134,18 @@ class TrendScorer(DotProductScorer):
             below = nodes.unsqueeze(1) * tree.arity + child  # also hidden ones
             _write(rows, nodes, rows[below].amax(1))
 
-    def grown(self, num_items: int) -> "TrendScorer":
-        """The same with room for more items, whose counts are 0, sharing the table."""
-        more = max(0, num_items - len(self.counts))
-        scorer = type(self)(1, 0, self.half_lives, self.weights, self.origin, self.newest, seed=None)
-        scorer.counts = torch.cat([self.counts, self.counts.new_zeros(more, self.counts.shape[1])])
-        scorer.table, scorer.user = self.table, self.user
+    def with_items(self, old: Tree, new: Tree, items: NewItems) -> "TrendScorer":
+        """The same with counts of 0 for new items, sharing the table."""
+        more = max(0, new.num_items - len(self.counts))
+        scorer = self._with(torch.cat([self.counts, self.counts.new_zeros(more, self.counts.shape[1])]), self.table)
+        scorer.put_items(new, items.numbers)
         return scorer
 
-    def copy(self) -> "TrendScorer":
-        """The same with a table and counts of its own."""
-        scorer = type(self)(1, 0, self.half_lives, self.weights, self.origin, self.newest, seed=None)
-        scorer.counts = self.counts.clone()
-        scorer.table = NodeTable.from_rows(self.table.weight.detach().clone()).requires_grad_(False)
-        return scorer.to(self.counts.device)
+    def _with(self, counts: Tensor, table: NodeTable) -> "TrendScorer":
+        """The same with other counts and rows."""
+        scorer = type(self)(1, 0, self.half_lives, self.weights, self.origin, self.newest_event, seed=None)
+        scorer.counts, scorer.table, scorer.user = counts, table, self.user.clone()
+        return scorer
 
     def settings(self) -> dict[str, Any]:
         return {
@@ -155,7 +154,7 @@ class TrendScorer(DotProductScorer):
             "half_lives": self.half_lives,
             "weights": self.weights,
             "origin": self.origin,
-            "newest": self.newest,
+            "newest": self.newest_event,
         }
 
 
