@@ -163,6 +163,23 @@ def test_a_list_of_tuples_of_ids_is_several_histories(shop):
     assert [found[0] for found in asked(shop, [("i01", "i02"), ("i03", "i04")])] == [["i01", "i02"], ["i03", "i04"]]
 
 
+def test_pairs_of_items_and_an_order_are_one_history(shop):
+    for pairs in ([("i01", 2), ("i02", 1)], [("nobody", 3), ("i01", 2.5), ("i02", np.int64(1))]):
+        assert asked(shop, pairs) == [(["i02", "i01"], [NO_TIME] * 2, NO_TIME)]
+
+
+def test_ids_that_look_like_times_are_ids_where_the_model_knows_them(tmp_path_factory):
+    log = events().with_columns(item=START + pl.col("item").str.slice(1).cast(pl.Int64))
+    shop = bt.Recommender.load(make_run(tmp_path_factory.mktemp("numbers"), log), scorers=(ClockScorer,))
+    a, b, c, d = range(START + 1, START + 5)
+    assert [found[0] for found in asked(shop, [(a, b), (c, d)])] == [[str(a), str(b)], [str(c), str(d)]]
+    assert [found[0] for found in asked(shop, [(a, 7), (c, d)])] == [[str(a)], [str(c), str(d)]]
+    assert asked(shop, [(b, END), (a, START + 500)]) == [([str(a), str(b)], [START + 500, END], END)]
+    for pairs in ([(a, b), (c, END)], [(a, 7), (c, 8)]):
+        with pytest.raises(ValueError, match=r"^[^\n]*: give each event its time, or several histories as lists$"):
+            shop.recommend(pairs)
+
+
 def test_histories_are_sorted_by_time_and_stay_in_order_at_the_same_time(shop):
     pairs = [("i03", START + 2), ("i01", START), ("i04", START + 2), ("i02", START)]
     assert asked(shop, pairs)[0][:2] == (["i01", "i02", "i03", "i04"], [START, START, START + 2, START + 2])
@@ -209,6 +226,12 @@ def test_frames_keep_the_times_of_their_events(shop):
         (["i01"], {"time": 3}, "time: '3' is no date, and no Unix time between 1990 and 2100"),
         (["i01"], {"time": [START, START]}, "2 times for 1 histories: give one for each history, or one for all"),
         ([["i01", ("i02", START)]], {}, "pairs has something else in it: give each event its time"),
+        ([("i01", START), "i02"], {}, "pairs has something else in it: give each event its time"),
+        ([("i01", 1), "i02"], {}, "pairs has something else in it: give each event its time"),
+        ([("i01", "i02"), ("i03", START)], {}, "may be pairs of ids or of items and times: give each event its time"),
+        ([("i01", START), ("i02", "soon")], {}, "times: 'soon' is not a time"),
+        ([("i01", START), ("i02", 1)], {}, "times: '1' is no time between 1990 and 2100, as others are"),
+        ({"ann": [("i01", START), ("i02", 1)]}, {}, "times: '1' is no time between 1990 and 2100, as others are"),
         ([[("i01", "soon")]], {}, "times: 'soon' is not a time"),
         ([("i01", START), ("i02", None)], {}, "times: 'None' is not a time"),
         ([("i01", START), ("i02", float("nan"))], {}, "times: 'nan' is not a time"),

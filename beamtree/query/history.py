@@ -73,8 +73,8 @@ class ParsedHistories(NamedTuple):
     times: list[list[int]] | None = None  # of the events, in seconds since 1970; none where they are not known
 
 
-def parse_histories(histories: Any) -> ParsedHistories:
-    """The histories that a caller passed.
+def parse_histories(histories: Any, ids: Ids) -> ParsedHistories:
+    """The histories that a caller passed; the ids of the model tell pairs of ids from (item, time) pairs.
 
     Accepts one list of ids (no column), a list of lists (`history`: 0, 1, 2, …), a dict from user to list, or a frame
     of events with the columns user, item and, unless its rows are in order, time (`user`). A list may have (item, time)
@@ -89,7 +89,7 @@ def parse_histories(histories: Any) -> ParsedHistories:
     if isinstance(histories, Mapping):
         return _parsed("user", as_given(list(histories)), list(histories.values()))
     histories = id_list(histories)
-    if all(map(_is_id, histories)) or is_one_of_pairs(histories):
+    if all(map(_is_id, histories)) or is_one_of_pairs(histories, ids):
         return _parsed("", [0], [histories])
     return _parsed("history", list(range(len(histories))), histories)
 
