@@ -246,6 +246,37 @@ def test_times_that_make_no_sense_are_one_clear_line(shop, given_histories, how,
     assert message in str(error.value)
 
 
+FUTURE = r"times: an event of 2095-01-01 is in the future: give when it happened$"
+
+
+def test_events_of_the_future_are_refused(shop):
+    for histories in ([("i01", START), ("i02", "2095-01-01")], {"ann": ["i01"], "bob": [("i02", "2095-01-01")]}):
+        for ask in (shop.recommend, shop.user_vectors, lambda given: shop.score(given, "i03")):
+            with pytest.raises(ValueError, match=f"^{FUTURE}"):
+                ask(histories)
+    tomorrow = int(time.time()) + DAY - 3600  # in another time zone
+    assert asked(shop, [("i01", tomorrow)]) == [(["i01"], [tomorrow], tomorrow)]
+
+
+def test_a_log_may_be_ahead_of_this_clock(tmp_path):
+    ahead = 50 * 365 * DAY
+    run = make_run(tmp_path, events().with_columns(pl.col("time") + ahead))
+    shop = bt.Recommender.load(run, scorers=(ClockScorer,))
+    assert asked(shop, [("i01", END + ahead)]) == [(["i01"], [END + ahead], END + ahead)]
+    with pytest.raises(ValueError, match=r"^times: an event of 2073-\d\d-\d\d is in the future"):
+        shop.recommend([("i01", END + ahead + 2 * DAY)])
+
+
+@pytest.mark.parametrize("wrong", [1, END * 1000, END // 1000])
+def test_a_frame_of_which_one_time_is_in_another_unit_is_refused(shop, wrong):
+    rows = pl.DataFrame({"user": ["a", "a", "b"], "item": ["i01", "i02", "i03"], "time": [wrong, START, END]})
+    with pytest.raises(ValueError, match=f"^times: {wrong} is no time between 1990 and 2100, as others are$"):
+        shop.recommend(rows)
+    dates = rows.with_columns(time=pl.Series([datetime.date(1970, 1, 1), *[datetime.date(2024, 1, 5)] * 2]))
+    with pytest.raises(ValueError, match=r"^times: 1970-01-01 is no time between 1990 and 2100, as others are$"):
+        shop.recommend(dates)
+
+
 def test_a_log_without_a_clock_has_no_times(tmp_path):
     shop = bt.Recommender.load(make_run(tmp_path, events(clock=False)), scorers=(ClockScorer,))
     assert asked(shop, users=["u04"]) == [(of_log("u04")[0], [NO_TIME] * EVENTS, NO_TIME)]
@@ -404,6 +435,15 @@ def test_a_file_with_too_few_times_names_the_user(run, tmp_path):
         answered(run, tmp_path, rows)
 
 
+def test_files_with_events_of_the_future(run, tmp_path):
+    rows = pl.DataFrame({"user": ["ann"], "history": [["i01"]], "times": [["2095-01-01"]]})
+    with pytest.raises(ValueError, match=f"^user 'ann': {FUTURE}"):
+        answered(run, tmp_path, rows)
+    log = events().filter(pl.col("user") == "u03")
+    wrong = log.head(2).with_columns(time=pl.Series([END + 71 * 365 * DAY, END * 1000]))
+    assert answered(run, tmp_path, pl.concat([wrong, log])) == [(*of_log("u03"), END)]  # dropped, as in `prepare`
+
+
 def test_the_commands_take_the_time_of_a_request(shop_folder):
     for command in ("retrieve", "explain"):
         item = [] if command == "retrieve" else ["--item", "i03"]
@@ -475,6 +515,8 @@ def test_a_request_to_a_service_has_times(client):
         ({"history": ["i01"], "time": "soon"}, "time: 'soon' is not a time"),
         ({"history": ["i01"], "times": [START, START]}, "2 times for a history of 1 items: give one for each"),
         ({"history": ["i01"], "times": ["soon"]}, "times: 'soon' is not a time"),
+        ({"history": ["i01"], "times": ["2095-01-01"]}, "times: an event of 2095-01-01 is in the future"),
+        ({"history": ["i01", "i02"], "times": [1, START]}, "times: '1' is no time between 1990 and 2100"),
         ({"history": ["i01"], "times": [[START]]}, "times: give one list for history"),
         ({"histories": [["i01"], ["i02"]], "times": [START, START]}, "times: give a list for each of the 2 histories"),
         ({"histories": [["i01"]], "times": [[START], [START]]}, "times: give a list for each of the 1 histories"),

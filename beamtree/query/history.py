@@ -17,7 +17,7 @@ from beamtree.data.inputs import NO_TIME, history_width
 from beamtree.errors import requires
 from beamtree.mask import NodeMask
 from beamtree.model import TreeModel
-from beamtree.query.times import clock_seconds, is_one_of_pairs, split_pairs
+from beamtree.query.times import check_unit, clock_seconds, is_one_of_pairs, split_pairs
 from beamtree.scorers import context_part
 from beamtree.scorers.context import CONTEXT
 from beamtree.tree import PAD
@@ -131,7 +131,9 @@ def _group_by_user(frame: Any) -> ParsedHistories:
         raise ValueError(f"a frame of histories needs the columns user, item and time: {error}") from error
     users = np.array(list(log.events), np.int64) if log.integer_users else list(log.events)
     rows = log.events.values()
-    times = clock_seconds([[time for _, time in row] for row in rows])
+    given = [[time for _, time in row] for row in rows]
+    check_unit(given)
+    times = clock_seconds(given)
     return ParsedHistories("user", users, [[item for item, _ in row] for row in rows], times if any(times) else None)
 
 

@@ -7,6 +7,7 @@ given. Times that are no clock, such as 1, 2, 3, say nothing else.
 import datetime
 from collections.abc import Callable, Iterable, Sequence
 from numbers import Real
+from time import time as time_now
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ import torch
 from beamtree.data import Ids
 from beamtree.data.ids import as_id, is_integer
 from beamtree.data.inputs import NO_TIME
-from beamtree.data.times import as_seconds, as_time, common_unit
+from beamtree.data.times import DAY, MICRO, PLAUSIBLE, as_date, as_seconds, as_time, common_unit
 
 WHAT_TO_GIVE = "give each event its time, or several histories as lists"
 
@@ -68,9 +69,24 @@ def in_order(items: Sequence[Any], times: Sequence[object]) -> tuple[list[Any], 
     seconds = [as_seconds(moments[index]) for index in order]
     known = [each for each in seconds if each is not None]
     if known and len(known) < len(seconds):
-        other = times[order[seconds.index(None)]]
-        raise ValueError(f"times: {str(other)[:80]!r} is no time between 1990 and 2100, as others are")
+        raise _other_than_others(repr(str(times[order[seconds.index(None)]])[:80]))
     return [items[index] for index in order], known
+
+
+def _other_than_others(time: object) -> ValueError:
+    return ValueError(f"times: {time} is no time between 1990 and 2100, as others are")
+
+
+def check_past(times: Iterable[Sequence[int]], end: Now) -> None:
+    """Raise a ValueError for an event of more than a day from now, and after the log, which may be ahead of this clock.
+
+    Args:
+        times: of the events of each history, in seconds.
+        end: when the log ends, which is asked only for events of the future.
+    """
+    newest = max((max(row) for row in times if row), default=NO_TIME)
+    if newest > time_now() + DAY and newest > end() + DAY:
+        raise ValueError(f"times: an event of {as_date(newest * MICRO)} is in the future: give when it happened")
 
 
 def split_pairs(row: Sequence[Any]) -> tuple[list[Any], list[int]]:
@@ -117,6 +133,16 @@ def clock_seconds(rows: Sequence[Sequence[int | None]]) -> list[list[int]]:
     if unit is None:
         return [[] for _ in rows]
     return [[NO_TIME if time is None else time // unit for time in row] for row in rows]
+
+
+def check_unit(rows: Sequence[Sequence[int | None]]) -> None:
+    """Raise a ValueError where most times are Unix times of one unit, and one is not."""
+    known = [time for row in rows for time in row if time is not None]
+    unit = common_unit(torch.tensor(known, dtype=torch.int64)) if known else None
+    first, end = PLAUSIBLE
+    other = None if unit is None else next((time for time in known if not first * unit <= time < end * unit), None)
+    if other is not None:
+        raise _other_than_others(as_date(other) if unit == MICRO else other)
 
 
 def request_times(time: RequestTime | None, times: Sequence[Sequence[int]], end: int | None, now: Now) -> list[int]:
