@@ -21,7 +21,7 @@ from beamtree.batch.job import make_searcher
 from beamtree.data.inputs import NO_TIME
 from beamtree.live import LiveModel
 from beamtree.live.update import _all_events
-from beamtree.query import History, RecommendRequest, encode_history, hidden_items
+from beamtree.query import History, RecommendRequest, Searcher, encode_history, hidden_items
 from beamtree.query.times import in_order, read_time
 from beamtree.scorers import PopularityScorer
 from beamtree.serve.engine.engine import EngineOptions
@@ -433,6 +433,27 @@ def test_a_file_with_too_few_times_names_the_user(run, tmp_path):
     rows = pl.DataFrame({"user": ["ann"], "history": [["i01", "i02"]], "times": [[START]]})
     with pytest.raises(ValueError, match="user 'ann': 1 times for a history of 2 items: give one for each"):
         answered(run, tmp_path, rows)
+
+
+def test_the_commands_take_pairs_of_items_and_times(shop_folder, monkeypatch):
+    seen = []
+    encode = Searcher.encode
+    monkeypatch.setattr(Searcher, "encode", lambda self, request: seen.append(request) or encode(self, request))
+    given_history = json.dumps([["i02", "2024-01-06"], ["i01", 20240105]])
+    for words in (["retrieve", "run"], ["explain", "run", "--item", "i03"]):
+        done = beamtree(*words, "--history", given_history, folder=shop_folder)
+        assert "ignored" not in done.stderr
+        assert seen[-1].histories == [["i01", "i02"]]
+        assert seen[-1].times == [[1_704_412_800, 1_704_499_200]]
+        for wrong, message in (
+            ('[["i01", "2024-01-06"], "i02"]', "give each event its time"),
+            ('[["i01", "i02"], ["i03", "i04"]]', "times: 'i02' is not a time: give a number"),
+            ('[["i01", "2095-01-01"]]', "times: an event of 2095-01-01 is in the future"),
+            ('["i01", {}]', "is not an id: give ids as text or numbers"),
+        ):
+            bad = beamtree(*words, "--history", wrong, folder=shop_folder, check=False)
+            assert bad.returncode == 2
+            assert message in bad.stderr
 
 
 def test_files_with_events_of_the_future(run, tmp_path):

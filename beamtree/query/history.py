@@ -49,8 +49,23 @@ def parse_ids(text: str, ids: Ids | None = None) -> list[str]:
         return [as_id(text)]
     values = _parse_json_list(text)
     if values is not None:
-        return [as_id(value) for value in values if value is not None and as_id(value)]
+        return [_one_id(value) for value in values if value is not None and as_id(value)]
     return [word for word in re.split(r"[\s,|]+", text) if word]
+
+
+def parse_history(text: str, ids: Ids) -> tuple[list[str], list[int]]:
+    """The items in a text, as in `parse_ids`, and the times of their events where it is JSON of [item, time] pairs."""
+    values = _parse_json_list(text)
+    if values is None or not any(isinstance(value, list) for value in values):
+        return parse_ids(text, ids), []
+    items, times = split_pairs([tuple(value) if isinstance(value, list) else value for value in values])
+    return list(map(_one_id, items)), times
+
+
+def _one_id(value: object) -> str:
+    if isinstance(value, list | dict):
+        raise ValueError(f"{str(value)[:80]} is not an id: give ids as text or numbers")
+    return as_id(value)
 
 
 def _parse_json_list(text: str) -> list[object] | None:

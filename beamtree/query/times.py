@@ -18,8 +18,6 @@ from beamtree.data.ids import as_id, is_integer
 from beamtree.data.inputs import NO_TIME
 from beamtree.data.times import DAY, MICRO, PLAUSIBLE, as_date, as_seconds, as_time, common_unit
 
-WHAT_TO_GIVE = "give each event its time, or several histories as lists"
-
 RequestTime = int | Sequence[int]  # of all histories, or one for each
 Now = Callable[[], int]
 
@@ -95,7 +93,7 @@ def split_pairs(row: Sequence[Any]) -> tuple[list[Any], list[int]]:
     if not pairs:
         return list(row), []
     if len(pairs) < len(row) or any(len(pair) != 2 for pair in pairs):
-        raise ValueError(f"a history of (item, time) pairs has something else in it: {WHAT_TO_GIVE}")
+        raise ValueError("a history of (item, time) pairs has something else in it: give each event its time")
     return in_order([item for item, _ in pairs], [time for _, time in pairs])
 
 
@@ -113,7 +111,8 @@ def is_one_of_pairs(row: Sequence[Any], ids: Ids) -> bool:
     if (has_times and len(others) < len(pairs)) or (
         is_order and not has_times and any(is_integer(as_id(entry[0])) for entry in others)
     ):
-        raise ValueError(f"these tuples may be pairs of ids or of items and times: {WHAT_TO_GIVE}")
+        what = "give each event its time, or several histories as lists"
+        raise ValueError(f"these tuples may be pairs of ids or of items and times: {what}")
     return has_times or is_order
 
 
