@@ -73,7 +73,13 @@ def test_a_cpu_trains_the_part_by_default_where_the_log_is_long(events, trained,
     assert not resolve_settings(data, TrainingOptions(sequence=False)).sequence
 
 
-@pytest.mark.parametrize("minutes", [0, -1.0, "5", float("nan")])
+@pytest.mark.parametrize("minutes", [0, -1.0, "5", float("nan"), float("inf"), True])
 def test_minutes_are_above_zero(minutes):
-    with pytest.raises(ValueError, match=r"minutes=.*: must be above 0; `sequence=False` trains no transformer"):
+    with pytest.raises(ValueError, match=r"minutes=.*: must be above 0 and finite; `sequence=False` trains no tran"):
         bt.Recommender(minutes=minutes)
+
+
+def test_minutes_of_a_part_that_is_not_trained_are_refused():
+    with pytest.raises(ValueError, match=r"^`minutes` are for the sequence part, which is left out: give one of the two$"):
+        bt.Recommender(minutes=5, sequence=False)
+    bt.Recommender(minutes=5, sequence=False, parts=(SequencePart(),))

@@ -159,8 +159,12 @@ def check_options(options: TrainingOptions) -> Recipe:
         if getattr(options, name) not in (None, True, False):
             raise ValueError(f"{name}={getattr(options, name)!r}: give True, False or None")
     minutes: object = options.minutes
-    if minutes is not None and not (isinstance(minutes, int | float) and minutes > 0):
-        raise ValueError(f"minutes={options.minutes}: must be above 0; `sequence=False` trains no transformer")
+    if minutes is not None and (
+        isinstance(minutes, bool) or not isinstance(minutes, int | float) or not 0 < minutes < math.inf
+    ):
+        raise ValueError(f"minutes={minutes}: must be above 0 and finite; `sequence=False` trains no transformer")
+    if minutes is not None and options.sequence is False and not any(part.name == SEQUENCE for part in options.parts):
+        raise ValueError("`minutes` are for the sequence part, which is left out: give one of the two")
     if not isinstance(options.lr, Real | None) or not 0 < (recipe.lr if options.lr is None else options.lr) <= MAX_LR:
         raise ValueError(f"lr={options.lr}: must be above 0 and at most {MAX_LR:g}; 0.001 is usual")
     if options.epochs is not None and options.steps is not None:
