@@ -80,6 +80,8 @@ def test_minutes_are_above_zero(minutes):
 
 
 def test_minutes_of_a_part_that_is_not_trained_are_refused():
-    with pytest.raises(ValueError, match=r"^`minutes` are for the sequence part, which is left out: give one of the two$"):
+    with pytest.raises(
+        ValueError, match=r"^`minutes` are for the sequence part, which is left out: give one of the two$"
+    ):
         bt.Recommender(minutes=5, sequence=False)
     bt.Recommender(minutes=5, sequence=False, parts=(SequencePart(),))
