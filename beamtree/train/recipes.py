@@ -214,7 +214,8 @@ def resolve_settings(data: Prepared, options: TrainingOptions) -> TrainingSettin
 
 def _parts(data: Prepared, options: TrainingOptions, recipe: Recipe) -> tuple[Part, ...]:
     """The parts to try, those from outside before the one that is trained; a ValueError where one cannot be fitted."""
-    trains_sequence = _trains_sequence(data, options, recipe)
+    is_given = any(part.name == SEQUENCE for part in options.parts)  # instead of that of the recipe
+    trains_sequence = not is_given and _trains_sequence(data, options, recipe)
     parts = [part for part in recipe.parts if part.name != SEQUENCE or trains_sequence]
     for part in options.parts:
         obstacle = part.obstacle(data)
@@ -229,7 +230,9 @@ def _parts(data: Prepared, options: TrainingOptions, recipe: Recipe) -> tuple[Pa
         minutes = MINUTES
     if minutes is not None and data.all is not None and options.refit is not False:
         minutes *= FIRST_SHARE  # it is trained again to all events
-    parts = [SequencePart(part.settings, minutes) if isinstance(part, SequencePart) else part for part in parts]
+    parts = [
+        SequencePart(part.settings, minutes, part.length) if isinstance(part, SequencePart) else part for part in parts
+    ]
     return tuple(part for part in parts if part.obstacle(data) is None)
 
 
