@@ -595,7 +595,8 @@ class Recommender:
     ) -> tuple[str, Names, RecommendRequest]:
         data = None if users is None else self._training_data()
         integer = data is not None and data.users.integer
-        return read_request(histories, users, context, time=time, integer_users=integer)
+        ids = _ids(self.model)
+        return read_request(histories, users, context, ids=ids, time=time, integer_users=integer)
 
     def _searcher(self, with_attributes: bool = False, unknown: str = POPULAR) -> Searcher:
         """A searcher of the current state, with the attributes of the items if a filter or rules read them."""

@@ -121,6 +121,12 @@ def test_the_pages_on_weights_features_and_contexts_run(name, workspace):
 
 
 @pytest.mark.extended
+def test_the_page_on_time_splits_by_time(workspace):
+    _, names = run_page(ROOT / "docs" / "time.md", workspace)
+    assert names["shop"].data.all is not None
+
+
+@pytest.mark.extended
 def test_the_page_on_similar_items_runs(workspace):
     printed, names = run_page(ROOT / "docs" / "similar.md", workspace)
     assert "i0000246" in printed[3]

@@ -14,9 +14,10 @@ from torch.nn.functional import pad
 
 import beamtree as bt
 from beamtree import PAD, TreeModel
+from beamtree.cli import export as export_command
 from beamtree.data import Ids
 from beamtree.data.views import HISTORY
-from beamtree.scorers import SCORERS, FixedScorer, SubtreeMaxScorer, SumScorer
+from beamtree.scorers import SCORERS, FixedScorer, SequenceScorer, SubtreeMaxScorer, SumScorer
 from beamtree.storage.exported import SearchModule, export_program, write_artifact
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "load_artifact.py"
@@ -183,6 +184,22 @@ def test_a_scorer_that_does_not_say_that_it_can_is_refused():
     model = TreeModel(bt.Tree(range(4)), FixedScorer(torch.zeros(1, 7)))
     with pytest.raises(ValueError, match="FixedScorer cannot be exported"):
         export_program(model, beam_size=2, m=1)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "read"), [({}, None), ({"length": 200}, "200 events"), ({"clock": True}, "69 events and their times")]
+)
+def test_the_command_says_what_the_sequence_part_does_not_get(sizes, read, tmp_path, monkeypatch):
+    folder = make_prepared_run(tmp_path, train=4, val=4, test=4)
+    tree = bt.random_tree(60, seed=1)
+    parts = {"sequence": SequenceScorer(tree.num_nodes, dim=32, **sizes), "deep": bt.DeepScorer(tree.num_nodes)}
+    model = TreeModel(tree, SumScorer(parts, tree.height, "deep"), ids=Ids(folder / "data" / "items.txt"))
+    monkeypatch.setattr(export_command, "open_model", lambda *_: model)
+    monkeypatch.setattr(export_command, "write_artifact", lambda _, path, **how: path.write_text("") and {})
+    done = beamtree("export", "run", "--out", "model.pt2", folder=folder)
+    notes = [line for line in done.stderr.splitlines() if line.startswith("note: ")]
+    message = "the exported search reads the newest 69 events and no times; the sequence part of this run reads"
+    assert notes == ([] if read is None else [f"note: {message} {read}"])
 
 
 @pytest.mark.extended

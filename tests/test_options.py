@@ -112,7 +112,7 @@ def test_an_unknown_split_is_refused_before_the_log_is_read():
 
 
 def test_every_option_is_passed_on():
-    values = {"device": "cpu", "seed": 5, "sequence": False, "refit": False, "tree": "random", "items": None}
+    values = {"device": "cpu", "seed": 5, "sequence": None, "refit": False, "tree": "random", "items": None}
     values |= {"vectors": None, "parts": (), "steps": 3, "epochs": None, "arity": 4, "method": "plt", "recipe": "deep"}
     values |= {"scorer": bt.DeepScorer, "beam_size": 6, "nodes": 7, "batch_size": 8, "lr": 0.5, "optimizer": "lazy"}
     values |= {"patience": 9, "minutes": 2.5}

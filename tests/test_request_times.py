@@ -21,7 +21,7 @@ from beamtree.batch.job import make_searcher
 from beamtree.data.inputs import NO_TIME
 from beamtree.live import LiveModel
 from beamtree.live.update import _all_events
-from beamtree.query import History, RecommendRequest, encode_history, hidden_items
+from beamtree.query import History, RecommendRequest, Searcher, encode_history, hidden_items
 from beamtree.query.times import in_order, read_time
 from beamtree.scorers import PopularityScorer
 from beamtree.serve.engine.engine import EngineOptions
@@ -163,6 +163,23 @@ def test_a_list_of_tuples_of_ids_is_several_histories(shop):
     assert [found[0] for found in asked(shop, [("i01", "i02"), ("i03", "i04")])] == [["i01", "i02"], ["i03", "i04"]]
 
 
+def test_pairs_of_items_and_an_order_are_one_history(shop):
+    for pairs in ([("i01", 2), ("i02", 1)], [("nobody", 3), ("i01", 2.5), ("i02", np.int64(1))]):
+        assert asked(shop, pairs) == [(["i02", "i01"], [NO_TIME] * 2, NO_TIME)]
+
+
+def test_ids_that_look_like_times_are_ids_where_the_model_knows_them(tmp_path_factory):
+    log = events().with_columns(item=START + pl.col("item").str.slice(1).cast(pl.Int64))
+    shop = bt.Recommender.load(make_run(tmp_path_factory.mktemp("numbers"), log), scorers=(ClockScorer,))
+    a, b, c, d = range(START + 1, START + 5)
+    assert [found[0] for found in asked(shop, [(a, b), (c, d)])] == [[str(a), str(b)], [str(c), str(d)]]
+    assert [found[0] for found in asked(shop, [(a, 7), (c, d)])] == [[str(a)], [str(c), str(d)]]
+    assert asked(shop, [(b, END), (a, START + 500)]) == [([str(a), str(b)], [START + 500, END], END)]
+    for pairs in ([(a, b), (c, END)], [(a, 7), (c, 8)]):
+        with pytest.raises(ValueError, match=r"^[^\n]*: give each event its time, or several histories as lists$"):
+            shop.recommend(pairs)
+
+
 def test_histories_are_sorted_by_time_and_stay_in_order_at_the_same_time(shop):
     pairs = [("i03", START + 2), ("i01", START), ("i04", START + 2), ("i02", START)]
     assert asked(shop, pairs)[0][:2] == (["i01", "i02", "i03", "i04"], [START, START, START + 2, START + 2])
@@ -209,6 +226,12 @@ def test_frames_keep_the_times_of_their_events(shop):
         (["i01"], {"time": 3}, "time: '3' is no date, and no Unix time between 1990 and 2100"),
         (["i01"], {"time": [START, START]}, "2 times for 1 histories: give one for each history, or one for all"),
         ([["i01", ("i02", START)]], {}, "pairs has something else in it: give each event its time"),
+        ([("i01", START), "i02"], {}, "pairs has something else in it: give each event its time"),
+        ([("i01", 1), "i02"], {}, "pairs has something else in it: give each event its time"),
+        ([("i01", "i02"), ("i03", START)], {}, "may be pairs of ids or of items and times: give each event its time"),
+        ([("i01", START), ("i02", "soon")], {}, "times: 'soon' is not a time"),
+        ([("i01", START), ("i02", 1)], {}, "times: '1' is no time between 1990 and 2100, as others are"),
+        ({"ann": [("i01", START), ("i02", 1)]}, {}, "times: '1' is no time between 1990 and 2100, as others are"),
         ([[("i01", "soon")]], {}, "times: 'soon' is not a time"),
         ([("i01", START), ("i02", None)], {}, "times: 'None' is not a time"),
         ([("i01", START), ("i02", float("nan"))], {}, "times: 'nan' is not a time"),
@@ -221,6 +244,37 @@ def test_times_that_make_no_sense_are_one_clear_line(shop, given_histories, how,
     with pytest.raises(ValueError, match=r"^[^\n]*$") as error:
         shop.recommend(given_histories, **how)
     assert message in str(error.value)
+
+
+FUTURE = r"times: an event of 2095-01-01 is in the future: give when it happened$"
+
+
+def test_events_of_the_future_are_refused(shop):
+    for histories in ([("i01", START), ("i02", "2095-01-01")], {"ann": ["i01"], "bob": [("i02", "2095-01-01")]}):
+        for ask in (shop.recommend, shop.user_vectors, lambda given: shop.score(given, "i03")):
+            with pytest.raises(ValueError, match=f"^{FUTURE}"):
+                ask(histories)
+    tomorrow = int(time.time()) + DAY - 3600  # in another time zone
+    assert asked(shop, [("i01", tomorrow)]) == [(["i01"], [tomorrow], tomorrow)]
+
+
+def test_a_log_may_be_ahead_of_this_clock(tmp_path):
+    ahead = 50 * 365 * DAY
+    run = make_run(tmp_path, events().with_columns(pl.col("time") + ahead))
+    shop = bt.Recommender.load(run, scorers=(ClockScorer,))
+    assert asked(shop, [("i01", END + ahead)]) == [(["i01"], [END + ahead], END + ahead)]
+    with pytest.raises(ValueError, match=r"^times: an event of 2073-\d\d-\d\d is in the future"):
+        shop.recommend([("i01", END + ahead + 2 * DAY)])
+
+
+@pytest.mark.parametrize("wrong", [1, END * 1000, END // 1000])
+def test_a_frame_of_which_one_time_is_in_another_unit_is_refused(shop, wrong):
+    rows = pl.DataFrame({"user": ["a", "a", "b"], "item": ["i01", "i02", "i03"], "time": [wrong, START, END]})
+    with pytest.raises(ValueError, match=f"^times: {wrong} is no time between 1990 and 2100, as others are$"):
+        shop.recommend(rows)
+    dates = rows.with_columns(time=pl.Series([datetime.date(1970, 1, 1), *[datetime.date(2024, 1, 5)] * 2]))
+    with pytest.raises(ValueError, match=r"^times: 1970-01-01 is no time between 1990 and 2100, as others are$"):
+        shop.recommend(dates)
 
 
 def test_a_log_without_a_clock_has_no_times(tmp_path):
@@ -381,6 +435,36 @@ def test_a_file_with_too_few_times_names_the_user(run, tmp_path):
         answered(run, tmp_path, rows)
 
 
+def test_the_commands_take_pairs_of_items_and_times(shop_folder, monkeypatch):
+    seen = []
+    encode = Searcher.encode
+    monkeypatch.setattr(Searcher, "encode", lambda self, request: seen.append(request) or encode(self, request))
+    given_history = json.dumps([["i02", "2024-01-06"], ["i01", 20240105]])
+    for words in (["retrieve", "run"], ["explain", "run", "--item", "i03"]):
+        done = beamtree(*words, "--history", given_history, folder=shop_folder)
+        assert "ignored" not in done.stderr
+        assert seen[-1].histories == [["i01", "i02"]]
+        assert seen[-1].times == [[1_704_412_800, 1_704_499_200]]
+        for wrong, message in (
+            ('[["i01", "2024-01-06"], "i02"]', "give each event its time"),
+            ('[["i01", "i02"], ["i03", "i04"]]', "times: 'i02' is not a time: give a number"),
+            ('[["i01", "2095-01-01"]]', "times: an event of 2095-01-01 is in the future"),
+            ('["i01", {}]', "is not an id: give ids as text or numbers"),
+        ):
+            bad = beamtree(*words, "--history", wrong, folder=shop_folder, check=False)
+            assert bad.returncode == 2
+            assert message in bad.stderr
+
+
+def test_files_with_events_of_the_future(run, tmp_path):
+    rows = pl.DataFrame({"user": ["ann"], "history": [["i01"]], "times": [["2095-01-01"]]})
+    with pytest.raises(ValueError, match=f"^user 'ann': {FUTURE}"):
+        answered(run, tmp_path, rows)
+    log = events().filter(pl.col("user") == "u03")
+    wrong = log.head(2).with_columns(time=pl.Series([END + 71 * 365 * DAY, END * 1000]))
+    assert answered(run, tmp_path, pl.concat([wrong, log])) == [(*of_log("u03"), END)]  # dropped, as in `prepare`
+
+
 def test_the_commands_take_the_time_of_a_request(shop_folder):
     for command in ("retrieve", "explain"):
         item = [] if command == "retrieve" else ["--item", "i03"]
@@ -452,6 +536,8 @@ def test_a_request_to_a_service_has_times(client):
         ({"history": ["i01"], "time": "soon"}, "time: 'soon' is not a time"),
         ({"history": ["i01"], "times": [START, START]}, "2 times for a history of 1 items: give one for each"),
         ({"history": ["i01"], "times": ["soon"]}, "times: 'soon' is not a time"),
+        ({"history": ["i01"], "times": ["2095-01-01"]}, "times: an event of 2095-01-01 is in the future"),
+        ({"history": ["i01", "i02"], "times": [1, START]}, "times: '1' is no time between 1990 and 2100"),
         ({"history": ["i01"], "times": [[START]]}, "times: give one list for history"),
         ({"histories": [["i01"], ["i02"]], "times": [START, START]}, "times: give a list for each of the 2 histories"),
         ({"histories": [["i01"]], "times": [[START], [START]]}, "times: give a list for each of the 1 histories"),

@@ -189,6 +189,12 @@ def test_text_may_be_a_list_as_json():
         assert parse_ids(none) == none.split()
 
 
+def test_a_list_inside_a_list_of_ids_is_an_error():
+    for text in ('[["a", "b"]]', '["a", {"b": 1}]'):
+        with pytest.raises(ValueError, match=r"is not an id: give ids as text or numbers$"):
+            parse_ids(text)
+
+
 # What is not known, and what was seen
 
 

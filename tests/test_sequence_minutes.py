@@ -1,5 +1,7 @@
 """Training the sequence part for some minutes: it ends in time, the best state is kept, too few minutes are said."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from sample_logs import cyclic_log, walks
@@ -73,7 +75,31 @@ def test_a_cpu_trains_the_part_by_default_where_the_log_is_long(events, trained,
     assert not resolve_settings(data, TrainingOptions(sequence=False)).sequence
 
 
-@pytest.mark.parametrize("minutes", [0, -1.0, "5", float("nan")])
+@pytest.mark.parametrize("minutes", [0, -1.0, "5", float("nan"), float("inf"), True])
 def test_minutes_are_above_zero(minutes):
-    with pytest.raises(ValueError, match=r"minutes=.*: must be above 0; `sequence=False` trains no transformer"):
+    with pytest.raises(ValueError, match=r"minutes=.*: must be above 0 and finite; `sequence=False` trains no tran"):
         bt.Recommender(minutes=minutes)
+
+
+def test_the_part_reads_as_many_events_as_it_is_told(monkeypatch):
+    trained = []
+    monkeypatch.setattr(sequence, "fit_sequence", lambda events, items, settings, **how: trained.append(settings))
+    options = {"refit": False, "seed": 0}
+    bt.Recommender(parts=(SequencePart(length=500),), **options).fit(cyclic_log(), verbose=False)
+    bt.Recommender(sequence=True, **options).fit(cyclic_log(), verbose=False)
+    assert [settings.length for settings in trained] == [500, 69]
+    assert replace(trained[0], length=69) == trained[1]
+
+
+@pytest.mark.parametrize("length", [0, 1001, True, 2.0, "9"])
+def test_the_events_that_are_read_are_a_number(length):
+    with pytest.raises(ValueError, match=r"^length=.*: give a whole number from 1 to 1,000$"):
+        SequencePart(length=length)
+
+
+def test_minutes_of_a_part_that_is_not_trained_are_refused():
+    with pytest.raises(
+        ValueError, match=r"^`minutes` are for the sequence part, which is left out: give one of the two$"
+    ):
+        bt.Recommender(minutes=5, sequence=False)
+    bt.Recommender(minutes=5, sequence=False, parts=(SequencePart(),))

@@ -6,8 +6,9 @@ A file of histories has one of two layouts.
   spaces, commas or |, or a JSON list; oldest first. Every row gets a result, in the order of the file. A column times
   may have the time of each event, likewise: the events are then put in their order.
 - One row per event, a log as `beamtree prepare` reads it: user, item and, unless the rows are in order, timestamp.
-  The rows of a user may be anywhere. A log of more than MAX_EVENTS rows is read several times, each time for the users
-  of one bucket of a hash of their ids; results come bucket by bucket, and within one in order of first appearance.
+  The rows of a user may be anywhere; those dated in the future are left out, as in `prepare`. A log of more than
+  MAX_EVENTS rows is read several times, each time for the users of one bucket of a hash of their ids; results come
+  bucket by bucket, and within one in order of first appearance.
 
 Ids have no white space around them. Items are integers if they were integers in the log of the model, and users if they
 are integers in the input; else they are text. Results collect in a folder beside the output, become one file at the
@@ -34,9 +35,9 @@ from beamtree.files.staging import move_into_place, staging_folder
 from beamtree.ingest.columns import USUAL_COLUMNS, LogColumns, find_columns
 from beamtree.ingest.readers import holds_numbers, is_integer_text, open_logs, scan_file, text_id, text_ids
 from beamtree.ingest.sources import Location, find_files
-from beamtree.ingest.times import WHITESPACE
+from beamtree.ingest.times import WHITESPACE, latest_time
 from beamtree.query import RecommendRequest, Searcher, parse_ids
-from beamtree.query.times import clock_seconds, in_order
+from beamtree.query.times import Now, check_past, clock_seconds, in_order
 
 MAX_USERS = 1 << 16  # histories in memory
 MAX_EVENTS = 1 << 22  # events in memory, where the file is a log
@@ -121,6 +122,9 @@ def _one_row_per_event(
     columns = {"history": pl.col("item")}
     if log.columns.time is not None:
         is_valid &= pl.col("time").is_not_null()
+        latest = latest_time(log.events, log.scale)
+        if latest is not None:
+            is_valid &= pl.col("time") <= latest
         columns = {
             name: pl.col(each).sort_by("time", maintain_order=True)
             for name, each in (("history", "item"), ("times", "time"))
@@ -180,7 +184,8 @@ def write_results(
     def frames() -> Iterator[pl.DataFrame]:
         for chunk in histories.chunks():
             for batch in chunk.iter_slices(BATCH):
-                rows, times = _histories_of(batch, histories.unit == "events", searcher.model.scorer.reads_clock)
+                of_events, reads_clock = histories.unit == "events", searcher.model.scorer.reads_clock
+                rows, times = _histories_of(batch, of_events, reads_clock, searcher.end)
                 results = searcher.recommend(request._replace(histories=rows, times=times)).results
                 summary.add(results)
                 count = int(batch["rows"].sum())
@@ -216,7 +221,7 @@ def check_output(output: Path) -> None:
 
 
 def _histories_of(
-    batch: pl.DataFrame, of_events: bool, reads_clock: bool
+    batch: pl.DataFrame, of_events: bool, reads_clock: bool, end: Now
 ) -> tuple[list[list[str]], list[list[int]] | None]:
     """The ids of histories, and the times of their events where the file has them; those of events are in order."""
     rows = [_ids_of(history) for history in batch["history"].to_list()]
@@ -230,6 +235,7 @@ def _histories_of(
         moments = _times_of(times)
         try:
             timed.append(in_order(row, moments) if moments else (row, []))
+            check_past([timed[-1][1]], end)
         except ValueError as error:
             raise ValueError(f"user {user[:80]!r}: {error}") from error
     return [row for row, _ in timed], [times for _, times in timed]

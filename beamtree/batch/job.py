@@ -121,7 +121,8 @@ class BatchSummary:
     def notes(self) -> Iterator[str]:
         """One line for each unexpected thing."""
         if self.skipped_rows:
-            yield f"{_count(self.skipped_rows, 'row')} skipped: without a user, an item or a readable time"
+            reason = "without a user, an item or a readable time, or dated in the future"
+            yield f"{_count(self.skipped_rows, 'row')} skipped: {reason}"
         if self.unknown_events:
             examples = ", ".join(self.unknown_items) + (", …" if len(self.unknown_items) == MAX_EXAMPLES else "")
             yield f"{_count(self.unknown_events, 'event')} ignored: of items that the model does not know ({examples})"

@@ -10,7 +10,7 @@ from rich.table import Table
 from beamtree.cli import options
 from beamtree.cli.console import note, out, printable, write
 from beamtree.files.atomic import write_json
-from beamtree.query import encode_history, parse_ids
+from beamtree.query import encode_history, parse_history, parse_ids
 from beamtree.recommender import Recommender
 
 EVENTS = 10  # of a table; the others are added up
@@ -49,8 +49,9 @@ def explain_items(
     shop = Recommender.load(run, device=device, data=data, frame="polars")
     given: Row = {}
     if history is not None:
-        given["histories"] = [parse_ids(history, shop.ids)]
-        unknown = encode_history(shop.ids, given["histories"][0]).unknown
+        names, times = parse_history(history, shop.ids)
+        given["histories"] = [list(zip(names, times, strict=True)) if times else names]
+        unknown = encode_history(shop.ids, names).unknown
         if unknown:
             events = f"{len(unknown):,} event{'s' if len(unknown) > 1 else ''}"
             note(f"note: {events} ignored: of items that the model does not know ({printable(', '.join(unknown[:5]))})")

@@ -9,7 +9,9 @@ import typer
 from beamtree import __version__
 from beamtree.cli import options
 from beamtree.cli.console import note, write
+from beamtree.data import HISTORY
 from beamtree.files.atomic import check_writable
+from beamtree.parts.sequence import SEQUENCE
 from beamtree.storage.exported import check_name, write_artifact
 from beamtree.storage.runs import ids_of, open_model
 from beamtree.storage.settings import fingerprint
@@ -35,6 +37,11 @@ def export_run(
     check_writable(output)
     model = open_model(run, device)
     ids_of(run, model)
+    part = model.scorer.scorers().get(SEQUENCE)
+    if part is not None and (part.reads_clock or part.history > HISTORY):
+        read = f"{part.history} events" + (" and their times" if part.reads_clock else "")
+        given = f"the exported search reads the newest {HISTORY} events and no times"
+        note(f"note: {given}; the sequence part of this run reads {read}")
     note("exporting the search: this takes a moment")
     about = {"run": run.resolve().name, "model": fingerprint(run), "beamtree": __version__}
     description = write_artifact(model, output, beam_size=beam, m=m, about=about)

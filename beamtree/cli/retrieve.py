@@ -28,6 +28,7 @@ from beamtree.query import (
     check_unknown,
     history_of_user,
     make_filter,
+    parse_history,
     parse_ids,
     read_rules,
 )
@@ -43,8 +44,8 @@ def retrieve_items(
     history: Annotated[
         str | None,
         typer.Option(
-            help='Ids of items, oldest first: separated by commas, spaces or |, or as JSON, ["a b", "c"]. The last 69 '
-            "are used."
+            help='Ids of items, oldest first: separated by commas, spaces or |, or as JSON, ["a b", "c"], also with '
+            'the time of each event, [["a b", "2026-05-18 20:15"], ["c", "2026-05-19"]]. The newest 1,000 are used.'
         ),
     ] = None,
     users: Annotated[
@@ -181,7 +182,8 @@ def retrieve_items(
         _answer_here(searcher, request._replace(users=asked), json, all_users.integer)
     elif history is not None:
         searcher = make_searcher(run, model, request, data=data)
-        _answer_here(searcher, request._replace(histories=[parse_ids(history, searcher.ids)]), json)
+        items, times = parse_history(history, searcher.ids)
+        _answer_here(searcher, request._replace(histories=[items], times=[times]), json)
 
 
 def _answer_here(searcher: Searcher, request: RecommendRequest, json: Path | None, integer_users: bool = False) -> None:

@@ -19,7 +19,7 @@ from torch.nn.functional import embedding, softplus
 
 from beamtree.closed_form.part_weights import CUTS, USERS
 from beamtree.data import HISTORY, BeforeAfter, Data, Events, Prepared
-from beamtree.data.inputs import NO_TIME, Inputs
+from beamtree.data.inputs import NO_TIME, WHOLE_HISTORY, Inputs
 from beamtree.data.seeds import epoch_order, mix
 from beamtree.metrics import hits, num_relevant, recall
 from beamtree.model import TreeModel
@@ -131,18 +131,25 @@ class SequencePart(Part):
     Args:
         settings: sizes. Default: `sequence_settings` of the log.
         minutes: of training, at most. Default: as long as validation users find more.
+        length: how many events of a history are read, instead of what the settings say.
     """
 
     name = SEQUENCE
 
-    def __init__(self, settings: SequenceSettings | None = None, minutes: float | None = None) -> None:
-        self.settings, self.minutes = settings, minutes
+    def __init__(
+        self, settings: SequenceSettings | None = None, minutes: float | None = None, length: int | None = None
+    ) -> None:
+        is_number = isinstance(length, int) and not isinstance(length, bool)
+        if length is not None and not (is_number and 1 <= length <= WHOLE_HISTORY):
+            raise ValueError(f"length={length!r}: give a whole number from 1 to {WHOLE_HISTORY:,}")
+        self.settings, self.minutes, self.length = settings, minutes, length
 
     def add(self, parts: SumScorer, fitting: Fitting) -> SumScorer:
         """The sum with the best part that training passes through."""
         tree, data, device, seed = fitting.tree, fitting.data, fitting.device, fitting.seed
         minutes = self.minutes if fitting.processes.is_single else None  # ranks would not end at the same step
         settings = self.settings or sequence_settings(data, device, minutes)
+        settings = settings if self.length is None else replace(settings, length=self.length)
         acceptance = fitting.acceptance(parts)
         best = BestPart(acceptance)
         if settings.minutes is not None:

@@ -16,6 +16,7 @@ from beamtree.query.history import (
     model_input,
     pad_histories,
     parse_histories,
+    parse_history,
     parse_ids,
 )
 from beamtree.query.masks import MaskCache, allowed_items
@@ -51,6 +52,7 @@ __all__ = [
     "model_input",
     "pad_histories",
     "parse_histories",
+    "parse_history",
     "parse_ids",
     "parse_rules",
     "read_request",

@@ -17,7 +17,7 @@ from beamtree.data.inputs import NO_TIME, history_width
 from beamtree.errors import requires
 from beamtree.mask import NodeMask
 from beamtree.model import TreeModel
-from beamtree.query.times import clock_seconds, is_one_of_pairs, split_pairs
+from beamtree.query.times import check_unit, clock_seconds, is_one_of_pairs, split_pairs
 from beamtree.scorers import context_part
 from beamtree.scorers.context import CONTEXT
 from beamtree.tree import PAD
@@ -49,8 +49,23 @@ def parse_ids(text: str, ids: Ids | None = None) -> list[str]:
         return [as_id(text)]
     values = _parse_json_list(text)
     if values is not None:
-        return [as_id(value) for value in values if value is not None and as_id(value)]
+        return [_one_id(value) for value in values if value is not None and as_id(value)]
     return [word for word in re.split(r"[\s,|]+", text) if word]
+
+
+def parse_history(text: str, ids: Ids) -> tuple[list[str], list[int]]:
+    """The items in a text, as in `parse_ids`, and the times of their events where it is JSON of [item, time] pairs."""
+    values = _parse_json_list(text)
+    if values is None or not any(isinstance(value, list) for value in values):
+        return parse_ids(text, ids), []
+    items, times = split_pairs([tuple(value) if isinstance(value, list) else value for value in values])
+    return list(map(_one_id, items)), times
+
+
+def _one_id(value: object) -> str:
+    if isinstance(value, list | dict):
+        raise ValueError(f"{str(value)[:80]} is not an id: give ids as text or numbers")
+    return as_id(value)
 
 
 def _parse_json_list(text: str) -> list[object] | None:
@@ -73,8 +88,8 @@ class ParsedHistories(NamedTuple):
     times: list[list[int]] | None = None  # of the events, in seconds since 1970; none where they are not known
 
 
-def parse_histories(histories: Any) -> ParsedHistories:
-    """The histories that a caller passed.
+def parse_histories(histories: Any, ids: Ids) -> ParsedHistories:
+    """The histories that a caller passed; the ids of the model tell pairs of ids from (item, time) pairs.
 
     Accepts one list of ids (no column), a list of lists (`history`: 0, 1, 2, …), a dict from user to list, or a frame
     of events with the columns user, item and, unless its rows are in order, time (`user`). A list may have (item, time)
@@ -89,7 +104,7 @@ def parse_histories(histories: Any) -> ParsedHistories:
     if isinstance(histories, Mapping):
         return _parsed("user", as_given(list(histories)), list(histories.values()))
     histories = id_list(histories)
-    if all(map(_is_id, histories)) or is_one_of_pairs(histories):
+    if all(map(_is_id, histories)) or is_one_of_pairs(histories, ids):
         return _parsed("", [0], [histories])
     return _parsed("history", list(range(len(histories))), histories)
 
@@ -131,7 +146,9 @@ def _group_by_user(frame: Any) -> ParsedHistories:
         raise ValueError(f"a frame of histories needs the columns user, item and time: {error}") from error
     users = np.array(list(log.events), np.int64) if log.integer_users else list(log.events)
     rows = log.events.values()
-    times = clock_seconds([[time for _, time in row] for row in rows])
+    given = [[time for _, time in row] for row in rows]
+    check_unit(given)
+    times = clock_seconds(given)
     return ParsedHistories("user", users, [[item for item, _ in row] for row in rows], times if any(times) else None)
 
 

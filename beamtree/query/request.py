@@ -88,6 +88,7 @@ def read_request(
     users: Any,
     context: Context | Sequence[Context] | None = None,
     *,
+    ids: Ids,
     time: Any = None,
     integer_users: bool = False,
 ) -> tuple[str, Names, RecommendRequest]:
@@ -97,6 +98,7 @@ def read_request(
         histories: one history, a list of several, a dict from user to history or a frame, as in `parse_histories`.
         users: ids of users, instead of histories.
         context: of all histories, or one for each.
+        ids: of the items of the model.
         time: of the request, in any form of `as_time`, or one for each history.
         integer_users: whether the ids of users are integers in the log.
     """
@@ -108,7 +110,7 @@ def read_request(
         names: Names = as_given(id_list(users), integer=integer_users)
         key, request = "user", request._replace(users=names)
     else:
-        key, names, rows, times = parse_histories(histories)
+        key, names, rows, times = parse_histories(histories, ids)
         request = request._replace(histories=rows, times=times)
     check_time(request.time, request.rows)
     return key, names, request

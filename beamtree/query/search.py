@@ -36,7 +36,7 @@ from beamtree.query.request import Filter, Names, RecommendRequest
 from beamtree.query.response import RecommendResponse, joined
 from beamtree.query.rules import POOL, Rules
 from beamtree.query.selection import AppliedRules, SearchHits, SelectedItem, Selection
-from beamtree.query.times import Now, check_time, no_time, request_times
+from beamtree.query.times import Now, check_past, check_time, no_time, request_times
 from beamtree.scorers import context_part
 from beamtree.tree import PAD
 
@@ -130,6 +130,7 @@ class Searcher:
         unknown_users = list[str]()
         if request.users is None:
             times: Sequence[Sequence[int]] = request.times or [()] * len(request.histories)
+            check_past(times, self.end)
             rows = zip(request.histories, times, strict=True)
             histories = [encode_history(self.ids, history, of_events) for history, of_events in rows]
         else:

@@ -160,8 +160,12 @@ def check_options(options: TrainingOptions) -> Recipe:
         if getattr(options, name) not in (None, True, False):
             raise ValueError(f"{name}={getattr(options, name)!r}: give True, False or None")
     minutes: object = options.minutes
-    if minutes is not None and not (isinstance(minutes, int | float) and minutes > 0):
-        raise ValueError(f"minutes={options.minutes}: must be above 0; `sequence=False` trains no transformer")
+    if minutes is not None and (
+        isinstance(minutes, bool) or not isinstance(minutes, int | float) or not 0 < minutes < math.inf
+    ):
+        raise ValueError(f"minutes={minutes}: must be above 0 and finite; `sequence=False` trains no transformer")
+    if minutes is not None and options.sequence is False and not any(part.name == SEQUENCE for part in options.parts):
+        raise ValueError("`minutes` are for the sequence part, which is left out: give one of the two")
     if not isinstance(options.lr, Real | None) or not 0 < (recipe.lr if options.lr is None else options.lr) <= MAX_LR:
         raise ValueError(f"lr={options.lr}: must be above 0 and at most {MAX_LR:g}; 0.001 is usual")
     if options.epochs is not None and options.steps is not None:
@@ -212,7 +216,8 @@ def resolve_settings(data: Prepared, options: TrainingOptions) -> TrainingSettin
 
 def _parts(data: Prepared, options: TrainingOptions, recipe: Recipe) -> tuple[Part, ...]:
     """The parts to try, those from outside before the one that is trained; a ValueError where one cannot be fitted."""
-    trains_sequence = _trains_sequence(data, options, recipe)
+    is_given = any(part.name == SEQUENCE for part in options.parts)  # instead of that of the recipe
+    trains_sequence = not is_given and _trains_sequence(data, options, recipe)
     parts = [part for part in recipe.parts if part.name != SEQUENCE or trains_sequence]
     for part in options.parts:
         obstacle = part.obstacle(data)
@@ -227,7 +232,9 @@ def _parts(data: Prepared, options: TrainingOptions, recipe: Recipe) -> tuple[Pa
         minutes = MINUTES
     if minutes is not None and data.all is not None and options.refit is not False:
         minutes *= FIRST_SHARE  # it is trained again to all events
-    parts = [SequencePart(part.settings, minutes) if isinstance(part, SequencePart) else part for part in parts]
+    parts = [
+        SequencePart(part.settings, minutes, part.length) if isinstance(part, SequencePart) else part for part in parts
+    ]
     return tuple(part for part in parts if part.obstacle(data) is None)
 
 

@@ -72,6 +72,7 @@ class LoadedRun:
             catalogue=catalogue,
             user_histories=lambda users: [self.live.history(user, catalogue.ids) for user in users],
             version=self._version_after(version),
+            end=lambda: self.live.users.end,
             masks=masks or MaskCache(),
             round_shapes=model.tree.device.type == "cuda",
         )
