@@ -129,7 +129,7 @@ def lightgcn(
         return rows_of(name, TRAIN, "", m, evaluate)[0]
 
     of_tree = row(name, model)
-    details = [row(f"{name}, every item scored", model, beam_size=max(m, model.tree.num_items))]
+    details = [row(f"{name}, every item scored", model, beam_size=model.tree.num_nodes)]
     for part, weight in model.scorer.hyperparameters["weights"].items() if parts else ():
         without_it = f"{name}, without {part}"
         details.append(row(without_it, without(model, part)) if weight else {**of_tree, "row": without_it})

@@ -44,7 +44,7 @@ def test_a_folder_like_lightgcns_is_measured_on_its_test_file(folder, tmp_path, 
     assert (row["row"], row["fitted"], row["seen"]) == ("beamtree, closed form", "all of train.txt", "left out")
     assert (exact["row"], exact["detail"]) == ("beamtree, closed form, every item scored", True)
     shop = bt.Recommender(steps=0, sequence=False).fit(folder / "train.txt", split="pairs", verbose=False)
-    for each, beam_size in ((row, 400), (exact, shop.model.tree.num_items)):
+    for each, beam_size in ((row, 400), (exact, shop.model.tree.num_nodes)):
         test = folder / "test.txt"
         found = shop.evaluate(20, metrics=("recall", "ndcg"), data=test, exclude_seen=True, beam_size=beam_size)
         assert [each[metric] for metric in ("recall", "ndcg")] == [round(found[m, 20], 4) for m in ("recall", "ndcg")]
