@@ -90,8 +90,9 @@ def bce_and_margin(
     that are not among the best k. It is 0 on a level where S_h has at most k nodes, since nothing is lost there. Both
     τ_h and g_n have gradients.
 
-    After the paper: the margin to the k-th best, and its sigmoid. There it is among the next tokens of one prefix, in
-    log-probabilities, beside the likelihood of a language model.
+    After the paper: the margin to the k-th best, and its sigmoid. Its released code multiplies instead of adding: the
+    cross-entropy of a token counts 1 + λ σ((log p - log q_B) / ξ), a weight without gradients, where q_B is the B-th
+    highest probability of the next tokens of one prefix (in its example λ = 0.25 and ξ = 2.75).
     """
     logits = query.logits_of(nodes)
     loss = bce(torch.cat(logits, dim=1), torch.cat(labels_at(targets, nodes), dim=1))
@@ -113,9 +114,9 @@ def weighted_bce(
     The weights of an instance are the softmax over levels of lost_h / T, times the number of levels, so that their mean
     is 1. lost_h is the share of its relevant items whose ancestor is in B_{h-1} on the level above and not in B_h.
 
-    After the paper: more weight on the prefixes that beam search would cut. There the weights follow the losses of
-    prefixes and are carried from step to step. Here they follow what the beam lost, for each instance alone, so that a
-    step depends on nothing but its batch.
+    After the paper: more weight on the prefixes that beam search would cut. Its released code adds β Σ_t w_t L_t to the
+    cross-entropy, where L_t is the mean -log p of the prefixes of length t and w ∝ L exp(ηL), for each batch anew. Here
+    nothing is added: ℓ_BCE is weighted, for each instance alone, by what the beam lost.
     """
     logits = query.logits_of(nodes)
     kept = kept_by_level(query, positives, nodes, logits, beam_size)

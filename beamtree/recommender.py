@@ -129,16 +129,16 @@ class Recommender:
         frame: the kind of frame to return, polars or pandas. Default: the kind of the log, and Polars for a file.
         parts: In Python, parts of the score from outside the package, each used where validation users find more with
             it: see docs/extend.md.
-        steps: training steps, instead of epochs; with 0 the model is the closed form.
-        epochs: passes over the training users. Default: enough for 10,000 steps on a GPU; on a CPU none beside
-            closed-form parts, else 3,000; 10 epochs in the recipe paper.
+        steps: training steps of the network, instead of epochs; with 0 the model is the closed form.
+        epochs: passes over the training users. Default: none beside closed-form parts; for the network alone enough for
+            10,000 steps on a GPU and 3,000 on a CPU; 10 epochs in the recipe paper.
         training: In Python, training options as one object, `TrainingOptions(method="plt", lr=0.001)`, such as those of
             an experiment. An option that is given here and as an argument is an error.
         arity: children per node.
         method: the training method: plt, hsm, tdm, tdm-positives, otm, otm-no-beam, otm-no-optest, otm-mixed,
             otm-mixed-all, otm-stochastic, otm-margin, otm-level-weights or dtr. In Python also a `Method`.
-        recipe: what is trained and how: beamtree (closed-form parts and a network), deep (the network alone), or
-            paper (as published). In Python also a `Recipe`.
+        recipe: what is trained and how: beamtree (closed-form parts, the sequence part, and with steps the network),
+            deep (the network alone), or paper (as published). In Python also a `Recipe`.
         scorer: a `Scorer` class, or a function (tree, data, seed) -> Scorer. Default: that of the recipe.
         beam_size: the beam size k in training. Default: 400 on a GPU, 100 on a CPU.
         nodes: nodes sampled per level, for methods that sample. Default: 2k.

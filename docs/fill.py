@@ -266,9 +266,10 @@ def trees(every_run: bool) -> str:
 
 
 def arena(name: str) -> str:
-    """Our rows of an arena beside published ones, best recall first."""
+    """Our rows of an arena beside published ones, best recall first; without rows that are details of others."""
     published = PUBLISHED[name]
-    rows, m = [*read(f"arena-{name}")["rows"], *published["rows"]], published["m"]
+    ours = [row for row in read(f"arena-{name}")["rows"] if not row.get("detail")]
+    rows, m = [*ours, *published["rows"]], published["m"]
     heads = ["row", "source", "fitted to", "also knows", "seen items", f"recall@{m}", f"NDCG@{m}"]
     lines = []
     for row in sorted(rows, key=lambda row: -row["recall"]):

@@ -11,11 +11,14 @@ import torch
 from command import beamtree
 
 import beamtree as bt
+from beamtree.cli.compare import DEFAULT_ROWS
 from beamtree.metrics import few_users
 from beamtree.research.compare import ROWS, Experiment, Result, compare, markdown, records, table
 from beamtree.research.compare.experiment import read_seconds, timed
 from beamtree.research.compare.report import COSTS, by_setting, load_result, save_result, score_grid, split_settings
+from beamtree.research.compare.rows import STRONG
 from beamtree.research.paper import real_data
+from beamtree.storage.runs import read_run
 from beamtree.train import constant
 from beamtree.train.recipes import RECIPES
 
@@ -42,6 +45,15 @@ def test_every_row_is_measured_on_the_same_users(compared, market_data):
         assert bool(((result.values >= 0) & (result.values <= 1)).all())
         assert result.ms_per_query > 0
         assert result.num_bytes > 0
+
+
+def test_methods_since_otm_are_rows_of_their_own(market_data, tmp_path):
+    names = ["otm-margin", "otm-level-weights", "dtr"]
+    results = compare(make_experiment(market_data, tmp_path), names)
+    assert [result.row for result in results] == names
+    assert all(ROWS[name].method == read_run(tmp_path / name)["method"] == name for name in names)
+    assert all(bool((result.values[:, 1, 1] > 0).any()) for result in results)
+    assert not {*names} & {*DEFAULT_ROWS.split(","), *STRONG}  # they are run where they are asked for
 
 
 @pytest.mark.extended

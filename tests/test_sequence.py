@@ -14,6 +14,7 @@ from beamtree import PAD
 from beamtree.data import Events
 from beamtree.live.edits import with_items
 from beamtree.live.placement import Placement
+from beamtree.methods import sized
 from beamtree.parts import Fitting
 from beamtree.parts import sequence as sequence_part
 from beamtree.parts.sequence import (
@@ -337,11 +338,12 @@ def test_inner_nodes_are_fitted_to_the_maxima_below(monkeypatch, arity, leaves_a
             torch.testing.assert_close(rows[node].double(), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_training_inner_nodes_leaves_the_leaves_alone(walkers, model):
+@pytest.mark.parametrize("name", ["otm", "otm-margin", "otm-level-weights", "dtr"])
+def test_training_inner_nodes_leaves_the_leaves_alone(walkers, model, name):
     tree = model.tree
     k = 2
     trained = train_inner_nodes(
-        model, walkers.data.train.random_crops(), bt.otm(k), beam_size=k, steps=6, warm_up=bt.tdm(4)
+        model, walkers.data.train.random_crops(), sized(name, k, 2 * k), beam_size=k, steps=6, warm_up=bt.tdm(4)
     ).scorer.sum
     before, after = (scorer.part(SEQUENCE).table.weight.detach().float() for scorer in (model.scorer, trained))
     leaves = tree.level(tree.height).start

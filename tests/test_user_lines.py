@@ -54,6 +54,31 @@ def test_a_user_without_items_has_no_rows(tmp_path, end):
     path.write_bytes(end.join(["7  1 02", "8", "9 1", ""]).encode())
     rows = read_rows(open_logs([path])).select("user", "item").rows()
     assert rows == [("7", "1"), ("7", "02"), ("9", "1")]
+    path.write_bytes(end.join(["60", "61 ", "0 0 3 6", "1 7 10", ""]).encode())
+    assert rows_of(path) == [(0, 0), (0, 3), (0, 6), (1, 7), (1, 10)]
+
+
+@pytest.mark.parametrize(
+    "text", ["60\t\n0\t0 3 6\n1\t7 10\n", "0\t0\t3\t6\n60\n1\t7\t10\n", "60\n0 0\t3\t6\t\n1 7\t10\n"]
+)
+def test_tabs_are_read_like_spaces(tmp_path, text):
+    path = tmp_path / "train.txt"
+    path.write_text(text)
+    assert rows_of(path) == [(0, 0), (0, 3), (0, 6), (1, 7), (1, 10)]
+
+
+@pytest.mark.parametrize("lines", [["1\t20", "1\t30"], ["1\t20\t5", "1\t30\t"], ["1\t20\t5\t97", "1\t\t3\t98"]])
+def test_lines_of_as_many_tabs_are_events(tmp_path, lines):
+    path = tmp_path / "log.tsv"
+    path.write_text("\n".join(lines) + "\n")
+    assert read_rows(open_logs([path]))["user"].to_list() == ["1", "1"]
+
+
+def test_users_without_items_alone_are_one_clear_line(tmp_path):
+    path = tmp_path / "test.txt"
+    path.write_text("60\n61 \n")
+    with pytest.raises(ValueError, match=r"^no column for the item was found"):
+        open_logs([path])
 
 
 @pytest.mark.parametrize("line", ["2 a 3", "2 3.5", "2,3", "a", "-2 3"])

@@ -1,8 +1,9 @@
 """A log as a graph of users and items: which items are two steps away, where those with many neighbours count less.
 
-R̃ = D_u^-1/2 R D_i^-1/2, where R says which user, or run of a user with many events, chose which item. D_u are the
-numbers of items of each row. D_i are the numbers of users of each item; where events have weights, the sums of the rows
-of RᵀD_u⁻¹R, which are the same where they have none.
+R̃ = D_u^-1/2 R D_i^-1/2, where R says which user chose which item. A user of more than 300 events has several rows, of
+runs that are equally long. Where events have weights, R has the root of the highest of a row and an item. D_u are the
+numbers of items of each row. D_i are the numbers of rows of each item; with weights, the sums of the rows of RᵀD_u⁻¹R,
+which are the same without.
 """
 
 from torch import Tensor

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TextIO
 
 # Usual names, in order of preference; compared in lower case, without spaces and punctuation.
 USER = (
@@ -90,10 +90,15 @@ class Columns(NamedTuple):
     time: str | None
 
 
+def open_text(path: Path) -> TextIO:
+    """A text file, which may be compressed."""
+    opener = gzip.open if path.suffix == ".gz" else open
+    return opener(path, "rt", encoding="utf-8-sig", errors="replace", newline="")
+
+
 def first_row(path: Path) -> tuple[list[str], str]:
     """The fields of a text file's first row, and the separator."""
-    opener = gzip.open if path.suffix == ".gz" else open
-    with opener(path, "rt", encoding="utf-8-sig", errors="replace", newline="") as file:
+    with open_text(path) as file:
         line = file.readline(MAX_LINE)
     if len(line) == MAX_LINE:
         raise ValueError(f"{path}: its first line is longer than {MAX_LINE:,} characters, so it is not a log")

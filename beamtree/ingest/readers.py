@@ -1,6 +1,7 @@
 """Reading logs: CSV with or without a header, Parquet, JSON lines and frames, as lazy rows of user, item and time.
 
-Text files of whole numbers with spaces between them have one user a line: the user and all of their items.
+Text files of whole numbers with spaces between them, or tabs of which not all lines have as many, have one user a line:
+the user and all of their items.
 
 Ids are text, as people would write them; a whole number is its digits. Times are integers, see `times`.
 """
@@ -11,6 +12,7 @@ import re
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -24,6 +26,7 @@ from beamtree.ingest.columns import (
     find_columns,
     first_row,
     is_header,
+    open_text,
     positions,
     shown,
 )
@@ -32,8 +35,8 @@ from beamtree.ingest.event_weights import EventWeights, event_weights
 from beamtree.ingest.sources import FRAME, LINES, PARQUET, TEXT, Location, column_names, is_frame, select_columns
 from beamtree.ingest.times import WHITESPACE, TimeScale, detect_unix_unit, parse_times
 
-SCHEMA_LINES = 10_000  # JSON lines from which the columns are inferred
-USER_LINE = "[0-9]+(?: +[0-9]+)+ *"  # of a text file with one user a line: the user and the items
+SCHEMA_LINES = 10_000  # of a file, from which it is seen what it holds
+USER_LINE = "[0-9]+(?:[ \t]+[0-9]+)*[ \t]*"  # of a text file with one user a line: the user and the items
 
 
 class LogPart(NamedTuple):
@@ -212,11 +215,20 @@ def _scan_text(path: Path, names: Sequence[str] | None, wanted: Sequence[str]) -
 
 
 def has_user_lines(log: Any) -> bool:
-    """Whether this is a file with one user a line."""
+    """Whether this is a file with one user a line: the first are numbers, with spaces or not as many tabs in each."""
     if not isinstance(log, Path) or not log.name.lower().endswith(TEXT):
         return False
-    row, _ = first_row(log)
-    return len(row) == 1 and re.fullmatch(USER_LINE, row[0]) is not None
+    first_row(log)  # an error where the file is no text
+    tabs = set[int]()
+    with open_text(log) as file:
+        for line in islice(file, SCHEMA_LINES):
+            if line.strip() and not re.fullmatch(USER_LINE, line.rstrip("\r\n")):
+                return False
+            if " " in line.strip():
+                return True
+            if len(line.split()) > 1:
+                tabs.add(line.count("\t"))
+    return len(tabs) > 1
 
 
 def _scan_user_lines(path: Path) -> pl.LazyFrame:
@@ -226,7 +238,7 @@ def _scan_user_lines(path: Path) -> pl.LazyFrame:
         infer_schema=False, glob=False,
     )  # fmt: skip
     lines = lines.with_row_index("number", 1).filter(pl.col("line").str.strip_chars() != "")
-    wrong = lines.filter(~pl.col("line").str.contains(rf"^(?:{USER_LINE}|[0-9]+ *)\r?$")).head(1).collect()
+    wrong = lines.filter(~pl.col("line").str.contains(rf"^{USER_LINE}\r?$")).head(1).collect()
     if len(wrong):
         what = "a file with one user a line has whole numbers, the user and the items, with spaces between them"
         raise ValueError(f"{path}: line {wrong['number'][0]} is {wrong['line'][0][:40]!r}: {what}")

@@ -208,8 +208,8 @@ def resolve_settings(data: Prepared, options: TrainingOptions) -> TrainingSettin
     )  # fmt: skip
     if options.epochs is not None or options.steps is not None:
         return settings
-    if bool(recipe.parts) and sizes is DEFAULT_SIZES["cpu"]:
-        return replace(settings, steps=0)  # the steps that a CPU has time for do not improve on the closed form
+    if recipe.parts:
+        return replace(settings, steps=0)  # beside the other parts the network had the weight 0 on four of four logs
     steps_per_epoch = max(1, per_epoch(settings.instances(data), batch_size))
     return replace(settings, epochs=recipe.epochs or max(1, round(sizes.steps / steps_per_epoch)))
 

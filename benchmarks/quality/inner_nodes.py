@@ -215,6 +215,9 @@ def main() -> None:
         "otm after maxima": (otm, None, "maxima"),
         "otm own best": (otm, None, "own best"),
         "otm with leaves": (otm, tdm, "leaves"),
+        "otm-margin": (by_name("otm-margin", beam_size=args.beam), None, ""),
+        "otm-level-weights": (by_name("otm-level-weights", beam_size=args.beam), None, ""),
+        "dtr": (by_name("dtr", nodes=2 * args.beam), None, ""),
     }
     for parts in args.parts.split(","):
         scorer = whole.scorer

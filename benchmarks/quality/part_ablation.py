@@ -1,6 +1,6 @@
 """Ablation: the recall of all parts of a score, without each, of each alone, and of training, at several beams.
 
-    python benchmarks/quality/part_ablation.py prepared/movielens-1m --seed 0 --device cuda
+    python benchmarks/quality/part_ablation.py prepared/movielens-1m --seed 0 --device cuda --steps 10000
         --json runs/movielens-1m-0.json
 
 It needs only torch and numpy. To run several at a time on one GPU, set OMP_NUM_THREADS=1.
