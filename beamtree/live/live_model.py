@@ -172,7 +172,7 @@ class LiveModel:
         self._absent: dict[str, dict[str, Any]] = {}  # recorded values of items that this model does not have
         self._user_events = UserEvents(None if data is None else TrainingLog(data), saved.events)
         self._dislikes = {user: list(items) for user, items in saved.dislikes.items()}
-        self._trends = LiveTrends()
+        self._trends = LiveTrends(model)
         self._background: BackgroundUsers | None = None
         self._content: Content | None = None
         self._slot_cooldown, self._freed = slot_cooldown, list[tuple[float, int]]()  # (time, slot)
@@ -322,7 +322,8 @@ class LiveModel:
         return len(names)
 
     def replace_model(self, model: TreeModel) -> None:
-        """Continue with another model of the same items, such as one with refitted parts."""
+        """Continue with another model of the same items, such as one with parts refitted to all recorded events."""
+        self._trends.refitted(model)
         self.snapshot = self.snapshot._replace(version=self.version + 1, model=model)
         self._background = self._content = None
 
@@ -360,7 +361,7 @@ class LiveModel:
             entries[0]["id"] = request
         self._write(*entries)
         self._user_events.add(new, {} if request is None else {request: received})
-        model = self._trends.add(self.model, [event for row in new.values() for event in row])
+        model = self._trends.add(self.model, new)
         self._publish(self.snapshot._replace(model=model), len(entries))
         return len(self.ids.find_known(event.item for row in new.values() for event in row))
 
@@ -674,7 +675,8 @@ class LiveModel:
                 raise unknown_kind(kind)
         apply_pending()
         added_events = self._user_events.replay(entries, self._digest, more_follow)
-        self.snapshot = self.snapshot._replace(version=version, model=self._trends.add(self.model, added_events))
+        model = self._trends.add(self.model, added_events)
+        self.snapshot = self.snapshot._replace(version=version, model=model)
 
     def _replay_added(self, entries: Mapping[str, Mapping[str, Any]]) -> None:
         """Add items, or show them, with what their entries say."""

@@ -13,6 +13,7 @@ from beamtree.tree import PAD, Tree
 
 TREND = "trend"  # the name of the part
 POWER = 0.5  # of counts
+NEVER = 0  # a time of which nothing is left
 LATE = 0.25  # half-lives that events may be newer than the time that counts are of
 
 
@@ -22,7 +23,8 @@ class TrendScorer(DotProductScorer):
     It is a product of a number of the time and one of the node for each half-life h_k: c is kept as it was at a time
     T₀, v_n is the largest c^p of the items below n, and u = w · 2^(-p (t - T₀) / h). So a later event only raises the
     count of its item and the maxima above it, while all others fade. The time is that of what is known and not that of
-    a request: for a log that ended long ago, what was chosen last is the best guess of what is chosen now.
+    a request: for a log that ended long ago, what was chosen last is the best guess of what is chosen now. So days
+    (UTC) on which nothing was recorded do not pass: T₀ moves on by them.
 
     Args:
         num_nodes: rows, one per node of the tree.
@@ -99,21 +101,33 @@ class TrendScorer(DotProductScorer):
     # Events and items that come later
 
     @torch.no_grad()
-    def with_events(self, tree: Tree, items: Tensor, times: Tensor) -> "TrendScorer":
-        """The scorer after events of items [n] at times [n], in seconds since 1970.
+    def with_events(
+        self, tree: Tree, items: Tensor, times: Tensor, replaced: Tensor | None = None, pause: int = 0
+    ) -> "TrendScorer":
+        """The scorer after events.
 
         Where they are hardly newer than T₀ it is this one, changed in place while searches run: maxima only rise, and
         a search that meets half of a change loses nothing but the change.
+
+        Args:
+            tree: of the items.
+            items: of the events [n].
+            times: of the events [n], in seconds since 1970; where days before the newest did not pass, later by these.
+            replaced: the times of earlier events that these count instead of [n]; NEVER where there are none.
+            pause: seconds between the newest event so far and the newest of these that did not pass.
         """
         if not len(items):
             return self
         items, times, newest = items.cpu(), times.cpu(), max(self.newest, int(times.max()))
-        if newest > self.origin + LATE * min(self.half_lives):
-            counts = self.counts * self.fading(newest).to(self.counts)
+        if newest - pause > self.origin + LATE * min(self.half_lives):
+            counts = self.counts * self.fading(newest - pause).to(self.counts)
             scorer = self.from_counts(tree, counts, self.half_lives, self.weights, newest)
         else:
-            scorer, self.newest = self, newest
-        share = torch.exp2((times - scorer.origin).unsqueeze(1) / torch.tensor(self.half_lives))
+            scorer, self.newest, self.origin = self, newest, self.origin + pause
+        half_lives = torch.tensor(self.half_lives)
+        share = torch.exp2((times - scorer.origin).unsqueeze(1) / half_lives)
+        if replaced is not None:
+            share -= torch.exp2((replaced.cpu() - scorer.origin).unsqueeze(1) / half_lives)
         scorer.counts.index_add_(0, items.to(self.counts.device), share.to(self.counts))
         scorer.put_items(tree, items.unique())
         scorer.user.copy_(scorer._present())
