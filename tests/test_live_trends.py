@@ -1,6 +1,7 @@
 """Trends of a live model: after any events in any order they are those of a fit to all events."""
 
 import random
+from contextlib import closing
 
 import oracle
 import pytest
@@ -12,8 +13,9 @@ import beamtree as bt
 from beamtree.data import Events
 from beamtree.data.ids import Ids
 from beamtree.data.times import DAY, MICRO
-from beamtree.live import LiveModel
+from beamtree.live import Journal, LiveModel
 from beamtree.live.events import Event, events_entry
+from beamtree.live.journal import compact
 from beamtree.parts.trend import decayed_counts
 from beamtree.scorers import SumScorer, TrendScorer
 
@@ -96,6 +98,22 @@ def test_in_any_order_and_in_any_batches_they_are_those_of_a_fit_to_all_events(r
     check(live, rows)
 
 
+@given(later_rows, st.integers(END, END + 60 * DAY))
+def test_what_is_retired_does_not_count(tmp_path_factory, rows, before):
+    kept = [row for row in rows if row[2] >= before]
+    with closing(Journal(tmp_path_factory.mktemp("journal"))) as journal:
+        live, replica = LiveModel(MODEL, journal=journal), LiveModel(MODEL)
+        record(live, rows)
+        replica.apply(journal.entries[:])
+        live.retire_events(before * MICRO)
+        replica.apply(journal.entries[-1:])
+        check(live, kept)
+        check(replica, kept)
+        for entries in (list(journal.entries), compact(journal.entries)):
+            journal.entries = entries
+            check(LiveModel(MODEL, journal=journal), kept)
+
+
 @pytest.mark.parametrize("days", [1, 7, 14, 30, 400])
 def test_the_first_event_after_a_gap_does_not_wipe_the_trend(days):
     live = LiveModel(MODEL)
@@ -141,6 +159,8 @@ def test_a_refit_starts_again():
     check(live, [])
     live.update_items({"i12": {"like": ["i3"]}})  # its event is in no fit
     assert counts_of(live)[12].min() > 0.4
+    live.retire_events((END + 5 * DAY) * MICRO)
+    assert counts_of(live)[12].max() == 0
 
 
 def test_a_date_in_the_future_neither_counts_nor_passes():

@@ -190,7 +190,7 @@ class UserEvents:
     def replay(
         self, entries: Sequence[Mapping[str, Any]], digest: str, more_follow: bool = False
     ) -> dict[str, list[Event]]:
-        """Apply journal entries, and return the events by user that were not recorded before.
+        """Apply journal entries, and return the events by user that were not recorded before, nor retired since.
 
         Events recorded on other models are left out where the training log contains them.
 
@@ -224,7 +224,7 @@ class UserEvents:
             added[user] = list((Counter(self.by_user[user]) - known).elements())
         if before:
             self.retire(max(before))
-        return added
+        return {user: [event for event in row if not is_before(event, self._before)] for user, row in added.items()}
 
     def _note_times(self, events: Mapping[str, Sequence[Event]]) -> None:
         timed = ((user, event.item, event.time) for user, row in events.items() for event in row)

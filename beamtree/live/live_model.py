@@ -383,7 +383,7 @@ class LiveModel:
         if not self._user_events.is_retired(before):
             self._write({"kind": "retire", "before": before})
             self._user_events.retire(before)
-            self._publish(self.snapshot, 1)
+            self._publish(self.snapshot._replace(model=self._trends.retire(self.model, before)), 1)
         return count
 
     # Applying changes
@@ -676,6 +676,9 @@ class LiveModel:
         apply_pending()
         added_events = self._user_events.replay(entries, self._digest, more_follow)
         model = self._trends.add(self.model, added_events)
+        for entry in entries:
+            if entry["kind"] == "retire":
+                model = self._trends.retire(model, entry["before"])
         self.snapshot = self.snapshot._replace(version=version, model=model)
 
     def _replay_added(self, entries: Mapping[str, Mapping[str, Any]]) -> None:

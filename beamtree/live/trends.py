@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from beamtree.data.inputs import NO_TIME
-from beamtree.data.times import DAY, MICRO
-from beamtree.live.events import Event, in_seconds, now
+from beamtree.data.times import DAY, MICRO, Time
+from beamtree.live.events import Event, in_seconds, is_before, now
 from beamtree.model import TreeModel
 from beamtree.scorers import TrendScorer, as_sum
 from beamtree.scorers.trend import NEVER
@@ -58,6 +58,14 @@ class LiveTrends:
         keys = [key for item in items for key in self._waiting.pop(item, ())]
         trend = _trend(model)[1]
         return model if trend is None else self._with_counts(model, trend, dict.fromkeys(keys))
+
+    def retire(self, model: TreeModel, before: Time) -> TreeModel:
+        """The model without the events before a time."""
+        kept = {key: event for key, event in self._newest.items() if not is_before(event, before)}
+        if len(kept) == len(self._newest):
+            return model
+        self._newest, self._days = kept, {day for *_, day in kept}
+        return self._count_again(model)
 
     def refitted(self, model: TreeModel) -> None:
         """Go on with a model that was fitted to all events so far of items that it has."""
