@@ -176,3 +176,23 @@ def answer_by_rules(scores, kinds, limits, pins, m, diversity=0.0, vectors=None,
 def cosine(one, other):
     lengths = math.hypot(*one) * math.hypot(*other)
     return sum(a * b for a, b in zip(one, other, strict=True)) / lengths if lengths else 0.0
+
+
+# Trends
+
+
+def trend_counts(rows, half_life, day=86400):
+    """By item: Σ weight · 2^(-age / half_life) of rows (user, item, second, weight).
+
+    Days without a row age nothing. Of a user's rows with an item on one day only the one that counts most does.
+    """
+    days, newest = {second // day for _, _, second, _ in rows}, max(second for _, _, second, _ in rows)
+    best = {}
+    for user, item, second, weight in rows:
+        empty = sum(each not in days for each in range(second // day, newest // day))
+        share = max(weight, 0) * 2 ** (-(newest - second - empty * day) / half_life)
+        best[user, item, second // day] = max(share, best.get((user, item, second // day), 0.0))
+    counts = {}
+    for (_, item, _), share in best.items():
+        counts[item] = counts.get(item, 0.0) + share
+    return counts

@@ -1,12 +1,15 @@
 """A morning: an item that nobody bought before sells, is found at noon, and fades."""
 
 import random
+import shutil
 
+import oracle
 import polars as pl
 import pytest
 
 import beamtree as bt
 from beamtree.data.times import DAY
+from beamtree.live import renew
 from beamtree.live.events import Event, events_entry
 
 START = 1_704_067_200  # 2024-01-01
@@ -115,3 +118,20 @@ def test_an_update_refits_trends_to_the_events_with_their_times(shop):
     assert later.origin == END + 2 * DAY + 29
     assert later.half_lives == trend.half_lives
     assert found(shop, "fashion 0.0") == 12
+
+
+def test_a_renewal_counts_what_a_fit_to_all_events_counts(fitted, tmp_path):
+    """Of three users, who are too few to hold events out."""
+    log, run = shop_log(), shutil.copytree(fitted, tmp_path / "run")
+    new = [
+        (f"u{user}", f"group {user}.0", END + 20 * DAY + user * DAY + twice) for user in range(3) for twice in (0, 60)
+    ]
+    new += [("u0", "tent", END + 20 * DAY)]
+    assert renew(run, pl.DataFrame(new, schema=log.schema, orient="row"), force=True, verbose=False).saved
+    model = bt.Recommender.load(run).model
+    trend, rows = model.scorer.part("trend"), [(*row, 1.0) for row in [*log.rows(), *new]]
+    assert trend.origin == trend.newest == END + 22 * DAY + 60
+    for column, half_life in enumerate(trend.half_lives):
+        expected = oracle.trend_counts(rows, half_life)
+        found = dict(zip(model.ids, trend.counts[:, column].tolist(), strict=True))
+        assert found == pytest.approx(expected, rel=1e-4, abs=1e-6)

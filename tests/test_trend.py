@@ -1,5 +1,6 @@
-"""Trends: counts that fade, as they are defined; live events; and what a fit makes of them."""
+"""Trends: counts that fade, as they are defined, and the scores of items and nodes."""
 
+import oracle
 import pytest
 import torch
 
@@ -24,24 +25,35 @@ def make_events(weights=None, clock=1):
 
 def plain_counts(events, half_life, weights=None):
     """The definition, event by event."""
-    counts, seconds = [0.0] * ITEMS, [time // events.clock for time in events.times.tolist()]
-    for index, item in enumerate(events.items.tolist()):
-        weight = 1.0 if weights is None else max(float(weights[index]), 0.0)
-        counts[item] += weight * 2 ** (-(max(seconds) - seconds[index]) / half_life)
-    return torch.tensor(counts)
+    users = torch.repeat_interleave(events.counts()).tolist()
+    weights = [1.0] * len(users) if weights is None else weights.tolist()
+    seconds = [time // events.clock for time in events.times.tolist()]
+    counts = oracle.trend_counts(list(zip(users, events.items.tolist(), seconds, weights, strict=True)), half_life)
+    return torch.tensor([counts.get(item, 0.0) for item in range(ITEMS)])
+
+
+def repeated(events):
+    """Every event once more, an hour earlier."""
+    times = events.times.reshape(-1, 1) - torch.tensor([3600 * events.clock, 0])
+    items, weights = events.items.repeat_interleave(2), events.weights
+    weights = None if weights is None else torch.stack([weights.flip(0), weights], dim=1).flatten()
+    return Events(events.offsets * 2, items, "twice", weights=weights, times=times.flatten(), clock=events.clock)
 
 
 @pytest.mark.parametrize("clock", [1, 1000])
-@pytest.mark.parametrize("half_life", [WEEK, MONTH])
-def test_counts_are_as_defined(half_life, clock):
-    events = make_events(clock=clock)
-    torch.testing.assert_close(decayed_counts(events, ITEMS, half_life), plain_counts(events, half_life))
+def test_counts_are_as_defined(clock):
+    for events in (make_events(clock=clock), repeated(make_events(clock=clock))):
+        days = (events.times // (DAY * clock)).unique()
+        assert len(days) < days.max() - days.min()  # on some nothing was recorded
+        expected = torch.stack([plain_counts(events, half_life) for half_life in (WEEK, MONTH)], dim=1)
+        torch.testing.assert_close(decayed_counts(events, ITEMS, [WEEK, MONTH]), expected)
 
 
 def test_events_count_as_much_as_they_weigh_and_those_that_are_not_to_be_predicted_do_not():
     weights = torch.rand(300, generator=torch.Generator().manual_seed(1)) * 3 - 0.5
-    expected = plain_counts(make_events(), WEEK, weights)
-    torch.testing.assert_close(decayed_counts(make_events(weights), ITEMS, WEEK), expected)
+    for events in (make_events(weights), repeated(make_events(weights))):
+        expected = plain_counts(events, WEEK, events.weights)
+        torch.testing.assert_close(decayed_counts(events, ITEMS, [WEEK])[:, 0], expected)
 
 
 def test_half_lives_are_short_beside_the_log():
@@ -51,7 +63,7 @@ def test_half_lives_are_short_beside_the_log():
 
 def tree_and_scorer(weights=(2.0, 0.5), arity=3):
     tree = bt.random_tree(ITEMS, arity=arity, seed=1)
-    counts = torch.stack([decayed_counts(make_events(), ITEMS, half_life) for half_life in (WEEK, MONTH)], dim=1)
+    counts = decayed_counts(make_events(), ITEMS, [WEEK, MONTH])
     return tree, TrendScorer.from_counts(tree, counts, [WEEK, MONTH], weights, END)
 
 
@@ -85,49 +97,35 @@ def test_an_item_scores_as_defined_and_a_node_as_much_as_the_largest_counts_belo
 
 def test_with_one_half_life_a_narrow_beam_finds_the_best_items():
     tree = bt.random_tree(ITEMS, arity=2, seed=3)
-    counts = decayed_counts(make_events(), ITEMS, WEEK)
-    scorer = TrendScorer.from_counts(tree, counts.unsqueeze(1), [WEEK], [1.0], END)
+    counts = decayed_counts(make_events(), ITEMS, [WEEK])
+    scorer = TrendScorer.from_counts(tree, counts, [WEEK], [1.0], END)
     model = bt.TreeModel(tree, scorer)
     found = bt.retrieve(model, torch.full((1, 69), PAD), beam_size=5, m=5)[0]
-    assert found[0].tolist() == counts.topk(5).indices.tolist()
-
-
-@pytest.mark.parametrize("age", [3600, 40 * DAY])  # changed in place, and with counts of another time
-def test_after_live_events_it_is_what_it_would_be_if_the_log_had_had_them(age):
-    tree, scorer = tree_and_scorer()
-    items, times = torch.tensor([3, 5, 3, 39]), END + torch.tensor([age // 2, age // 3, age, 0])
-    events = make_events()
-    joined = Events(
-        torch.tensor([0, 304]), torch.cat([events.items, items.int()]), "all", times=torch.cat([events.times, times]),
-        clock=1,
-    )  # fmt: skip
-    counts = torch.stack([decayed_counts(joined, ITEMS, half_life) for half_life in (WEEK, MONTH)], dim=1)
-    refitted = TrendScorer.from_counts(tree, counts, [WEEK, MONTH], [2.0, 0.5], END + age)
-    later = scorer
-    for some in ([0, 1], [2], [3]):
-        later = later.with_events(tree, items[some], times[some], in_place=True)
-    assert (later is scorer) == (age == 3600)
-    torch.testing.assert_close(node_scores(tree, later), node_scores(tree, refitted), rtol=2e-3, atol=2e-3)
+    assert found[0].tolist() == counts[:, 0].topk(5).indices.tolist()
 
 
 def test_live_events_do_not_copy_the_table_or_change_its_version():
     """The arrays of a compiled search are made again for another version."""
     tree, scorer = tree_and_scorer()
     before = scorer.table.weight._version, scorer.table.weight.data_ptr()
-    assert scorer.with_events(tree, torch.tensor([7]), torch.tensor([END + 60]), in_place=True) is scorer
+    assert scorer.after_events(tree, torch.tensor([7]), torch.tensor([END + 60])) is scorer
     assert (scorer.table.weight._version, scorer.table.weight.data_ptr()) == before
 
 
-def test_without_later_events_time_does_not_pass():
-    tree, scorer = tree_and_scorer()
-    expected = plain_score(scorer.counts, 2 * WEEK)
-    later = scorer.with_events(tree, torch.tensor([0]), torch.tensor([END + 2 * WEEK]))
-    torch.testing.assert_close(item_scores(tree, later)[1:], expected[1:], rtol=2e-3, atol=2e-3)
+@pytest.mark.parametrize("pause", [0, 30 * DAY])
+def test_time_passes_between_events_but_for_pauses(pause):
+    for age in (3600, 2 * WEEK):  # changed in place, and with counts of another time
+        tree, scorer = tree_and_scorer()
+        expected = plain_score(scorer.counts, age)
+        later = scorer.after_events(tree, torch.tensor([0]), torch.tensor([END + age + pause]), pause=pause)
+        assert (later is scorer) == (age == 3600)
+        assert later.newest == END + age + pause
+        torch.testing.assert_close(item_scores(tree, later)[1:], expected[1:], rtol=2e-3, atol=2e-3)
 
 
 def test_it_follows_the_items_to_another_tree():
     tree, scorer = tree_and_scorer()
-    scorer = scorer.with_events(tree, torch.tensor([7]), torch.tensor([END + 60]))
+    scorer = scorer.after_events(tree, torch.tensor([7]), torch.tensor([END + 60]))
     for other, moved in (
         (bt.random_tree(ITEMS, arity=4, seed=8), scorer.on_tree),
         (tree.with_extra_level(), scorer.with_extra_level),

@@ -163,7 +163,7 @@ def trend(scorer, tree, x):
     """Each half-life on its own: counts at the leaves, and above them the largest; a free slot keeps what it had."""
     scores = torch.zeros(tree.num_nodes, dtype=torch.float64)
     for column, (weight, half_life) in enumerate(zip(scorer.weights, scorer.half_lives, strict=True)):
-        fading = 2 ** ((scorer.origin - scorer.newest_event) / half_life)
+        fading = 2 ** ((scorer.origin - scorer.newest) / half_life)
         best = scorer.table.weight[:, column].double().square() * fading
         for item, leaf in enumerate(tree.leaf_of_item(torch.arange(tree.num_items)).tolist()):
             if leaf != PAD:

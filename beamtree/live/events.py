@@ -187,8 +187,10 @@ class UserEvents:
         self._timed = {key for key in self._timed if key[2] >= before}
         self._requests = {name: at for name, at in self._requests.items() if at >= before}
 
-    def replay(self, entries: Sequence[Mapping[str, Any]], digest: str, more_follow: bool = False) -> list[Event]:
-        """Apply journal entries, and return the events that were not recorded before.
+    def replay(
+        self, entries: Sequence[Mapping[str, Any]], digest: str, more_follow: bool = False
+    ) -> dict[str, list[Event]]:
+        """Apply journal entries, and return the events by user that were not recorded before, nor retired since.
 
         Events recorded on other models are left out where the training log contains them.
 
@@ -196,7 +198,7 @@ class UserEvents:
         entries that are applied one after another lead to the same as all at once.
         """
         rows: dict[str, list[tuple[Event, bool]]] = {}  # by user; whether an event was recorded on this model
-        added: list[Event] = []
+        added: dict[str, list[Event]] = {}
         before = [entry["before"] for entry in entries if entry["kind"] == "retire"]
         for entry in entries:
             if entry["kind"] == "events":
@@ -219,10 +221,10 @@ class UserEvents:
             recorded = [event for event in recorded if event.time is None or event not in saved]
             known = Counter(self.by_user.get(user, ()))
             self.by_user[user] = [*present, *(event for event in recorded if not is_before(event, self._before))]
-            added += (Counter(self.by_user[user]) - known).elements()
+            added[user] = list((Counter(self.by_user[user]) - known).elements())
         if before:
             self.retire(max(before))
-        return added
+        return {user: [event for event in row if not is_before(event, self._before)] for user, row in added.items()}
 
     def _note_times(self, events: Mapping[str, Sequence[Event]]) -> None:
         timed = ((user, event.item, event.time) for user, row in events.items() for event in row)

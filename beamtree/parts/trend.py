@@ -1,5 +1,6 @@
 """The trend part: what is chosen now, by half-lives of which validation users choose."""
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
@@ -36,7 +37,8 @@ class TrendPart(ClosedFormPart):
             return NOTHING_FITTED
         chosen = form.hyperparameters.get("weights")
         names = half_lives(events) if chosen is None else [name for name in HALF_LIVES if chosen.get(name)]
-        counts = {name: decayed_counts(events, form.data.num_items, HALF_LIVES[name]) for name in names}
+        columns = decayed_counts(events, form.data.num_items, [HALF_LIVES[name] for name in names])
+        counts = dict(zip(names, columns.T, strict=True))
         end = int(seconds_of(events).max())
 
         def scorer(names: list[str], weights: list[float]) -> TrendScorer:
@@ -69,13 +71,22 @@ def seconds_of(events: Events) -> Tensor:
     return events.seconds(torch.arange(span.start, span.stop))
 
 
-def decayed_counts(events: Events, num_items: int, half_life: float) -> Tensor:
-    """Σ 2^(-age / h) over the events of each item, from the newest event of all on [M].
+def decayed_counts(events: Events, num_items: int, half_lives: Sequence[float]) -> Tensor:
+    """Σ 2^(-age / h) over the events of each item, for each half-life h [M, columns].
 
-    Where events have weights they count as much, and those that are not to be predicted do not.
+    The age of an event is the time from it to the newest of all, without the days (UTC) on which nothing was recorded.
+    Of the events of a user with an item on one day only the one that counts most does. Where events have weights they
+    count as much, and those that are not to be predicted do not.
     """
     seconds, items = seconds_of(events), events.item_numbers().long().cpu()
-    share = torch.exp2((seconds - seconds.max()).double() / half_life)
+    days, day = torch.unique(seconds // DAY, return_inverse=True)
+    passed = day * DAY + seconds % DAY
+    owner = torch.repeat_interleave(events.counts().cpu())
+    pairs, group = torch.unique((owner * num_items + items) * len(days) + day, return_inverse=True)
+    share = torch.exp2((passed - passed.max()).unsqueeze(1) / torch.tensor(half_lives, dtype=torch.float64))
     if (weights := events.own_weights()) is not None:
-        share *= weights.cpu().clamp(min=0)
-    return torch.zeros(num_items, dtype=share.dtype).index_add_(0, items, share).float()
+        share *= weights.cpu().clamp(min=0).unsqueeze(1)
+    most = torch.zeros(len(pairs), len(half_lives), dtype=share.dtype)
+    most.scatter_reduce_(0, group.unsqueeze(1).expand_as(share), share, "amax")
+    item = pairs // len(days) % num_items
+    return torch.zeros(num_items, len(half_lives), dtype=share.dtype).index_add_(0, item, most).float()

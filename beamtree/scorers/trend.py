@@ -1,6 +1,5 @@
 """Trends: what is chosen now. Events count less the older they are; those that come later count at once."""
 
-import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ from beamtree.tree import PAD, Tree
 
 TREND = "trend"  # the name of the part
 POWER = 0.5  # of counts
+NEVER = 0  # a time of which nothing is left
 LATE = 0.25  # half-lives that events may be newer than the time that counts are of
 
 
@@ -23,7 +23,8 @@ class TrendScorer(DotProductScorer):
     It is a product of a number of the time and one of the node for each half-life h_k: c is kept as it was at a time
     T₀, v_n is the largest c^p of the items below n, and u = w · 2^(-p (t - T₀) / h). So a later event only raises the
     count of its item and the maxima above it, while all others fade. The time is that of what is known and not that of
-    a request: for a log that ended long ago, what was chosen last is the best guess of what is chosen now.
+    a request: for a log that ended long ago, what was chosen last is the best guess of what is chosen now. So days
+    (UTC) on which nothing was recorded do not pass: T₀ moves on by them.
 
     Args:
         num_nodes: rows, one per node of the tree.
@@ -35,7 +36,6 @@ class TrendScorer(DotProductScorer):
         seed: not used; rows come from `from_counts` or from a file.
     """
 
-    newest_event: int
     counts: Tensor  # c at T₀ [M, columns]
     user: Tensor  # u, which all users share [columns]
 
@@ -51,14 +51,14 @@ class TrendScorer(DotProductScorer):
     ) -> None:
         super().__init__()
         self.half_lives, self.weights, self.origin = list(half_lives), list(weights), origin
-        self.newest_event = origin if newest is None else newest
+        self.newest = origin if newest is None else newest
         self.table = NodeTable(num_nodes, len(self.half_lives), seed=None, dtype=torch.float16)
         self.table.weight.requires_grad_(False)
         self.register_buffer("counts", torch.zeros(num_items, len(self.half_lives)))
         self.register_buffer("user", self._present(), persistent=False)
 
     def _present(self) -> Tensor:
-        return torch.tensor(self.weights) * self.fading(self.newest_event) ** POWER
+        return torch.tensor(self.weights) * self.fading(self.newest) ** POWER
 
     def fading(self, time: int) -> Tensor:
         """What is left of an event of T₀ at another time [columns]."""
@@ -85,10 +85,10 @@ class TrendScorer(DotProductScorer):
         return counts**POWER
 
     def on_tree(self, old: Tree, new: Tree) -> "TrendScorer":
-        return self.from_counts(new, self.counts, self.half_lives, self.weights, self.origin, self.newest_event)
+        return self.from_counts(new, self.counts, self.half_lives, self.weights, self.origin, self.newest)
 
     def with_extra_level(self, old: Tree, new: Tree) -> "TrendScorer":
-        return self.from_counts(new, self.counts, self.half_lives, self.weights, self.origin, self.newest_event)
+        return self.from_counts(new, self.counts, self.half_lives, self.weights, self.origin, self.newest)
 
     def encode(self, tree: Tree, vectors: Vectors, x: Tensor) -> Tensor:
         return self.user.expand(x.shape[0], -1)
@@ -101,20 +101,33 @@ class TrendScorer(DotProductScorer):
     # Events and items that come later
 
     @torch.no_grad()
-    def with_events(self, tree: Tree, items: Tensor, times: Tensor, *, in_place: bool = False) -> "TrendScorer":
-        """The scorer after events of items [n] at times [n].
+    def after_events(
+        self, tree: Tree, items: Tensor, times: Tensor, replaced: Tensor | None = None, pause: int = 0
+    ) -> "TrendScorer":
+        """The scorer after events.
 
-        In place it is this one where they are hardly newer than T₀: maxima only rise, and a search that meets half of a
-        change loses nothing but the change.
+        Where they are hardly newer than T₀ it is this one, changed in place while searches run: maxima only rise, and
+        a search that meets half of a change loses nothing but the change.
+
+        Args:
+            tree: of the items.
+            items: of the events [n].
+            times: of the events [n], in seconds since 1970; where days before the newest did not pass, later by these.
+            replaced: the times of earlier events that these count instead of [n]; NEVER where there are none.
+            pause: seconds between the newest event so far and the newest of these that did not pass.
         """
-        items, times, newest = items.cpu(), times.cpu(), max(self.newest_event, int(times.max()))
-        if newest > self.origin + LATE * min(self.half_lives):
-            counts = self.counts * self.fading(newest).to(self.counts)
+        if not len(items):
+            return self
+        items, times, newest = items.cpu(), times.cpu(), max(self.newest, int(times.max()))
+        if newest - pause > self.origin + LATE * min(self.half_lives):
+            counts = self.counts * self.fading(newest - pause).to(self.counts)
             scorer = self.from_counts(tree, counts, self.half_lives, self.weights, newest)
         else:
-            scorer = self if in_place else self._with(self.counts.clone(), copy.deepcopy(self.table))
-            scorer.newest_event = newest
-        share = torch.exp2((times - scorer.origin).unsqueeze(1) / torch.tensor(self.half_lives))
+            scorer, self.newest, self.origin = self, newest, self.origin + pause
+        half_lives = torch.tensor(self.half_lives)
+        share = torch.exp2((times - scorer.origin).unsqueeze(1) / half_lives)
+        if replaced is not None:
+            share -= torch.exp2((replaced.cpu() - scorer.origin).unsqueeze(1) / half_lives)
         scorer.counts.index_add_(0, items.to(self.counts.device), share.to(self.counts))
         scorer.put_items(tree, items.unique())
         scorer.user.copy_(scorer._present())
@@ -136,16 +149,24 @@ class TrendScorer(DotProductScorer):
 
     def with_items(self, old: Tree, new: Tree, items: NewItems) -> "TrendScorer":
         """The same with counts of 0 for new items, sharing the table."""
-        more = max(0, new.num_items - len(self.counts))
-        scorer = self._with(torch.cat([self.counts, self.counts.new_zeros(more, self.counts.shape[1])]), self.table)
+        scorer = self.grown(new.num_items)
         scorer.put_items(new, items.numbers)
         return scorer
 
-    def _with(self, counts: Tensor, table: NodeTable) -> "TrendScorer":
-        """The same with other counts and rows."""
-        scorer = type(self)(1, 0, self.half_lives, self.weights, self.origin, self.newest_event, seed=None)
-        scorer.counts, scorer.table, scorer.user = counts, table, self.user.clone()
+    def grown(self, num_items: int) -> "TrendScorer":
+        """The same with room for more items, whose counts are 0, sharing the table."""
+        more = max(0, num_items - len(self.counts))
+        scorer = type(self)(1, 0, self.half_lives, self.weights, self.origin, self.newest, seed=None)
+        scorer.counts = torch.cat([self.counts, self.counts.new_zeros(more, self.counts.shape[1])])
+        scorer.table, scorer.user = self.table, self.user
         return scorer
+
+    def copy(self) -> "TrendScorer":
+        """The same with a table and counts of its own."""
+        scorer = type(self)(1, 0, self.half_lives, self.weights, self.origin, self.newest, seed=None)
+        scorer.counts = self.counts.clone()
+        scorer.table = NodeTable.from_rows(self.table.weight.detach().clone()).requires_grad_(False)
+        return scorer.to(self.counts.device)
 
     def settings(self) -> dict[str, Any]:
         return {
@@ -154,8 +175,11 @@ class TrendScorer(DotProductScorer):
             "half_lives": self.half_lives,
             "weights": self.weights,
             "origin": self.origin,
-            "newest": self.newest_event,
+            "newest": self.newest,
         }
+
+    def check(self, x: Tensor) -> None:
+        self.columns.check(x)
 
 
 def maxima(tree: Tree, values: Tensor) -> Tensor:
