@@ -15,7 +15,7 @@ from beamtree.metrics import hits
 from beamtree.parts import PARTS, closed_form
 from beamtree.parts.closed_form import ClosedForm
 from beamtree.parts.memory import FIRST_CUTS, USERS, cooccurring_items, later_items, num_partners
-from beamtree.scorers import FixedScorer, SumScorer
+from beamtree.scorers import FixedScorer, PopularityScorer, SumScorer, TrendScorer
 from beamtree.scorers.popularity import POPULARITY
 from beamtree.scorers.sum import calibrated
 from beamtree.train.options import TrainingOptions
@@ -206,6 +206,19 @@ def test_weights_find_the_part_that_knows(data):
     assert found["knows"] > 0
     knowing, noisy = candidates.recalls([(0.0, 1.0), (1.0, 0.0)])[:, 0].tolist()
     assert knowing > noisy
+
+
+def test_parts_that_score_the_same_for_all_are_searched_for_one_user(data, monkeypatch):
+    tree = bt.cluster_tree(data)
+    counts = data.train.events.popularity(data.num_items)
+    trend = TrendScorer.from_counts(tree, counts.unsqueeze(1), [1.0], [1.0], 0)
+    parts = {"popularity": PopularityScorer.from_counts(tree, counts), "trend": trend}
+    once = Candidates(tree, parts, data.val, first_level(tree, 60), "cpu")
+    for scorer in (PopularityScorer, TrendScorer):
+        monkeypatch.setattr(scorer, "same_for_all", False)
+    each = Candidates(tree, parts, data.val, first_level(tree, 60), "cpu")
+    for weights in ({"popularity": 1.0, "trend": 0.0}, {"popularity": 0.5, "trend": 2.0}):
+        assert torch.equal(once.user_recalls(weights), each.user_recalls(weights))
 
 
 class TradeOff:

@@ -57,7 +57,11 @@ class Candidates:
                 columns.items(x)[:, newest:] = PAD
             scorers = [model.scorer for model in models]
             inputs = [columns.narrowed(x, each.columns, each.history) if each.reads_items else x for each in scorers]
-            found = [retrieve(model, of, beam_size=width, m=width)[0] for model, of in zip(models, inputs, strict=True)]
+            found = [
+                retrieve(each, of[:1] if each.scorer.same_for_all else of, beam_size=width, m=width)[0]
+                for each, of in zip(models, inputs, strict=True)
+            ]
+            found = [each.expand(len(x), -1) for each in found]
             items = distinct(torch.cat(found, dim=1)).sort(dim=1, descending=True).values  # PAD last
             at_leaves = [scores_at_leaves(model, of, items) for model, of in zip(models, inputs, strict=True)]
             scores = torch.stack(at_leaves, dim=-1)

@@ -57,6 +57,7 @@ class Scorer(nn.Module, ABC):
 
     reads_items = False  # whether x are histories: numbers of items, which must be those of the tree
     reads_clock = False  # whether x has times: see `data.inputs`
+    same_for_all = False  # whether every user gets the same scores
     history = HISTORY  # events that are read of a user, at most
     exportable = False  # whether it scores by operations of torch alone inside `kernels.plain_operations`
     newest_event: int | None = None  # its time, in seconds since 1970, where later ones count: see `with_events`

@@ -23,6 +23,8 @@ class PopularityScorer(DotProductScorer):
         seed: not used; rows come from `from_counts` or from a file.
     """
 
+    same_for_all = True
+
     def __init__(self, num_nodes: int, scale: float = 1.0, seed: int | None = 0) -> None:
         super().__init__()
         self.scale = scale

@@ -36,6 +36,7 @@ class TrendScorer(DotProductScorer):
         seed: not used; rows come from `from_counts` or from a file.
     """
 
+    same_for_all = True
     counts: Tensor  # c at T₀ [M, columns]
     user: Tensor  # u, which all users share [columns]
 
