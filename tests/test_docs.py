@@ -77,6 +77,7 @@ def assert_same_output(printed, expected, points=0.0):
             assert word == other, printed
 
 
+@pytest.mark.extended
 def test_the_readme_runs_and_prints_what_it_shows(workspace):
     page = ROOT / "README.md"
     printed, _ = run_page(page, workspace)

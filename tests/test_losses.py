@@ -7,7 +7,7 @@ import oracle
 import pytest
 import torch
 from conftest import cases
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import beamtree as bt
@@ -74,6 +74,7 @@ def test_dtr_is_the_cross_entropy_of_a_softmax_over_every_level(whole_level, cas
 
 
 @given(cases(max_items=20, ties=False))
+@settings(max_examples=8)  # it asks for the loss of every target
 def test_dtr_is_the_sum_of_its_losses_for_one_target_each(case):
     model, x = case.model(), FixedScorer.every(len(case.y))
     whole = methods.dtr(10**6).loss(model, x, case.y, torch.Generator())

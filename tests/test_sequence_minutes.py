@@ -34,6 +34,7 @@ def fitted(**options):
     return bt.Recommender(sequence=True, refit=False, **options).fit(cyclic_log(), verbose=False)
 
 
+@pytest.mark.extended
 def test_training_ends_with_its_minutes(seconds, monkeypatch):
     """Four looks at most for each check, so about a quarter of the budget in checks, fifty steps each."""
     monkeypatch.setattr(sequence, "LEAST_STEPS", 1)
