@@ -7,7 +7,8 @@
 The log is cut at nine tenths of its events. Every row is fitted to all events before the cut, with settings chosen at
 an earlier cut of these, and recommends to users who have events on both sides. What counts is recall and NDCG at 20 of
 up to ten items that a user takes next, at the time of the first of them. EASE, iALS and rules have a half-life: an
-event of age a counts 2^(-a / h); popularity has a window. `--model RUN` measures a saved run instead of fitting one.
+event of age a counts 2^(-a / h); popularity has a window. `--model RUN` measures a saved run instead of fitting
+one, and `--no-sequence` the closed form alone.
 
 `weeks` shows how a model ages. It is fitted before the cut, and copies are renewed every so many days with the events
 of these days. Day by day all of them recommend to the users of that day, with all that these users did before. Recall
@@ -262,10 +263,11 @@ def chosen_row(name: str, data: Prepared, users: Users, device: str) -> tuple[Te
     return ranked(score, users.view, data.num_items, best["leave_out"]), best
 
 
-def fit_ours(folder: Path, device: str, seed: int, minutes: float | None) -> tuple[bt.TreeModel, float]:
+def fit_ours(
+    folder: Path, device: str, seed: int, minutes: float | None, sequence: bool | None
+) -> tuple[bt.TreeModel, float]:
     began = time.perf_counter()
-    more = {} if minutes is None else {"minutes": minutes}
-    shop = bt.Recommender(seed=seed, device=device, **more).fit(folder / "before")
+    shop = bt.Recommender(seed=seed, device=device, minutes=minutes, sequence=sequence).fit(folder / "before")
     return shop.model, time.perf_counter() - began
 
 
@@ -354,6 +356,7 @@ def main() -> None:
     second.add_argument("--device", default="cpu")
     second.add_argument("--seed", type=int, default=0)
     second.add_argument("--minutes", type=float)
+    second.add_argument("--sequence", action=argparse.BooleanOptionalAction, help="the sequence part")
     second.add_argument("--json", type=Path)
     third = commands.add_parser("weeks")
     third.add_argument("log", type=Path)
@@ -377,7 +380,9 @@ def main() -> None:
             if options.model is not None:
                 model = bt.Recommender.load(options.model, device=options.device).model
             else:
-                model, about["seconds"] = fit_ours(options.folder, options.device, options.seed, options.minutes)
+                model, about["seconds"] = fit_ours(
+                    options.folder, options.device, options.seed, options.minutes, options.sequence
+                )
             found = ours(model, users)
         else:
             found, about["settings"] = chosen_row(name, data, users, options.device)
