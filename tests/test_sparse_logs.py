@@ -48,7 +48,8 @@ def check_fit(log):
     items, scores = bt.retrieve(shop.model, x, beam_size=400, m=m)
     assert bool(((scores > -30) & (scores < -1e-6)).all()), "a probability is 0 or 1"
     popular = data.train.events.popularity(data.num_items).topk(m).indices.expand(len(x), m)
-    assert float(hits(items, y).sum()) >= 0.98 * float(hits(popular, y).sum())
+    # One hit less is chance: a log of few events has less than twenty.
+    assert float(hits(items, y).sum()) >= 0.98 * float(hits(popular, y).sum()) - 1
     return shop
 
 
