@@ -208,8 +208,9 @@ class Unfitted(Part):
     ],
 )
 def test_what_cannot_be_a_part_is_refused_before_the_log_is_read(parts, message):
-    with pytest.raises(ValueError, match=message):
-        bt.Recommender(steps=0, parts=parts)
+    for options in ({}, {"minutes": 5, "sequence": False}):  # which asks for the names of the parts
+        with pytest.raises(ValueError, match=message):
+            bt.Recommender(steps=0, parts=parts, **options)
 
 
 def test_a_log_without_what_it_needs_is_refused():

@@ -159,6 +159,7 @@ def check_options(options: TrainingOptions) -> Recipe:
     for name in ("refit", "sequence"):
         if getattr(options, name) not in (None, True, False):
             raise ValueError(f"{name}={getattr(options, name)!r}: give True, False or None")
+    check_parts(options.parts)
     minutes: object = options.minutes
     if minutes is not None and (
         isinstance(minutes, bool) or not isinstance(minutes, int | float) or not 0 < minutes < math.inf
@@ -173,7 +174,6 @@ def check_options(options: TrainingOptions) -> Recipe:
     for name, count in (("epochs", options.epochs), ("steps", options.steps)):
         if count is not None and count > MAX_STEPS:
             raise ValueError(f"{name}={count}: must be at most {MAX_STEPS:,}")
-    check_parts(options.parts)
     if options.scorer is not None:
         if not callable(options.scorer):
             raise ValueError(f"scorer={options.scorer!r}: give a class of scorers, or a function (tree, data, seed)")
