@@ -94,7 +94,7 @@ def test_where_a_sequence_part_is_trained(log, resolved):
     assert f"On a CPU it takes five minutes (`minutes={minutes}`)" in words_of("docs/quickstart.md")
     assert f"Default: {minutes} on a CPU" in words_of("beamtree/recommender.py")
     assert events in words_of("beamtree/recommender.py")
-    assert "On logs of 50,000 events or more `fit` also trains a transformer" in words_of("README.md")
+    assert f"for five minutes on a CPU if there are {events};" in words_of("README.md")
     cpu, gpu = (sequence.sequence_settings(log, device) for device in ("cpu", "cuda"))
     assert f"at most {gpu.steps:,} steps of {gpu.batch_size} windows" in page
     assert f"{cpu.steps:,} smaller steps" in page
