@@ -175,8 +175,8 @@ def choose_weights(
     def best_of(trials: list[list[float]]) -> tuple[list[float], float]:
         """The first of the best trials, and its quality."""
         quality = (first + weigh_losses(candidates.recalls(trials) / base - first, loss)).mean(1).tolist()
-        best = max(quality)
-        return trials[quality.index(best)], best
+        at = quality.index(max(quality))
+        return trials[at], quality[at]
 
     weights, best = best_of([scaled] if scaled else alone)
     for _ in range(ROUNDS):
