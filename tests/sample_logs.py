@@ -98,6 +98,26 @@ def walks(users, items, length):
     return pl.DataFrame({name: column.flatten().numpy() for name, column in columns.items()})
 
 
+def tours(users, items, length, leaps=0.2):
+    """Users who follow one of four orders of the items, and sometimes leap: two items tell which, and so the next one.
+
+    In a walk around a ring pairs of directions of taste are equally strong, and rounding chooses from each pair. Here
+    no two are, so that fits which round otherwise find the same.
+    """
+    draw = np.random.default_rng(0)
+    following = np.stack([draw.permutation(items) for _ in range(4)])
+
+    def anywhere():
+        return (items * draw.random(users) ** 1.5).astype(int)
+
+    order, item, columns = draw.integers(4, size=users), anywhere(), []
+    for _ in range(length):
+        columns.append(item)
+        item = np.where(draw.random(users) < leaps, anywhere(), following[order, item])
+    user, time = np.meshgrid(np.arange(users), np.arange(length), indexing="ij")
+    return pl.DataFrame({"user": user.ravel(), "item": np.stack(columns, axis=1).ravel(), "time": time.ravel()})
+
+
 DEVICES = ("phone", "desktop")
 
 FIRST_TIME = 1_700_000_000

@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 import torch
 from ranks import environment, free_port, run_ranks
-from sample_logs import device_log, some_events, walks
+from sample_logs import device_log, some_events, tours
 
 import beamtree as bt
 from beamtree.distributed.training import join
@@ -29,7 +29,7 @@ def logs(tmp_path_factory):
     log = device_log().with_columns(worth=(pl.int_range(pl.len()) % 3).cast(pl.Float64) + 1)
     how = {"weight": "worth", "target": 2, "dislike": 0}  # a third of the events are not to be predicted
     prepare(log, folder / "contexts", context=["device", "other"], split="leave-one-out", **how)
-    prepare(walks(200, 61, 16), folder / "order", val_users=40)
+    prepare(tours(1000, 61, 10), folder / "order", val_users=300)
     return folder
 
 
@@ -59,9 +59,8 @@ def test_two_ranks_fit_and_save_the_whole_recipe_of_one_process(logs, log, kind,
     for context in [{"device": "phone"}, {"device": "desktop"}] if log == "contexts" else [None]:
         expected, found = (shop.recommend(histories, m=50, context=context) for shop in (ours, theirs))
         both = expected.join(found, on=["history", "item"], how="inner")
-        assert len(both) > 0.9 * len(expected), "the last items of a list may differ by rounding"
-        if kind is not SequenceScorer:  # which starts from vectors of ALS: in a walk so even they turn with rounding
-            assert both["score_right"].to_list() == pytest.approx(both["score"].to_list(), rel=0.05, abs=2e-3)
+        assert len(both) > 0.95 * len(expected), "the last items of a list may differ by rounding"
+        assert both["score_right"].to_list() == pytest.approx(both["score"].to_list(), rel=0.05, abs=2e-3)
 
 
 def parts_of(shop):
