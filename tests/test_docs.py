@@ -79,12 +79,9 @@ def assert_same_output(printed, expected, points=0.0):
 
 @pytest.mark.extended
 def test_the_readme_runs_and_prints_what_it_shows(workspace):
-    """Processors round differently and 30 users choose the weights: one of the five items may be another."""
     page = ROOT / "README.md"
     printed, _ = run_page(page, workspace)
-    found, shown = "".join(printed), "".join(blocks(page, "text"))
-    assert re.sub(r"\d", "0", found).split() == re.sub(r"\d", "0", shown).split()
-    assert len(set(re.findall(r"i\d{7}", found)) & set(re.findall(r"i\d{7}", shown))) >= 4
+    assert_same_output("".join(printed), "".join(blocks(page, "text")))
 
 
 def test_the_quickstart_runs_on_a_file_of_the_same_form(workspace, tmp_path, monkeypatch):
