@@ -151,9 +151,9 @@ class SequencePart(Part):
         settings = self.settings or sequence_settings(data, device, minutes)
         settings = settings if self.length is None else replace(settings, length=self.length)
         acceptance = fitting.acceptance(parts)
-        best = BestPart(acceptance)
+        best = BestPart(self.name, acceptance)
         if settings.minutes is not None:
-            best = TimedPart(acceptance, tree.to(device), settings.minutes)
+            best = TimedPart(self.name, acceptance, tree.to(device), settings.minutes)
 
         def on_check(step: int, encoder: SequenceEncoder, vectors: Tensor) -> bool:
             fitting.on_progress(STAGE, *best.progress(step, settings.steps))
@@ -239,8 +239,8 @@ class SequencePart(Part):
 class BestPart:
     """The best of the parts that a training passes through."""
 
-    def __init__(self, acceptance: Acceptance) -> None:
-        self.acceptance = acceptance
+    def __init__(self, name: str, acceptance: Acceptance) -> None:
+        self.name, self.acceptance = name, acceptance
         self.scorer: SequenceScorer | None = None
         self.trial: Trial | None = None
         self.steps = 0  # after which it was the best
@@ -265,7 +265,7 @@ class BestPart:
 
     def check(self, step: int, scorer: SequenceScorer) -> bool:
         """Measure a part; returns whether training should stop: neither the part nor the sum has become better."""
-        trial = self.acceptance.measure({SEQUENCE: scorer})
+        trial = self.acceptance.measure({self.name: scorer})
         percents = 100 * trial.alone, 100 * trial.gain.mean
         log.debug("sequence part, step %d: recall %.2f %% alone, gain %.2f %%", step, *percents)
         if trial.alone > self._alone:
@@ -281,8 +281,8 @@ class TimedPart(BestPart):
     A check measures the part alone, which takes a second; the sum is measured once, at the end.
     """
 
-    def __init__(self, acceptance: Acceptance, tree: Tree, minutes: float) -> None:
-        super().__init__(acceptance)
+    def __init__(self, name: str, acceptance: Acceptance, tree: Tree, minutes: float) -> None:
+        super().__init__(name, acceptance)
         self._tree, self._seconds = tree, 60 * minutes
         self._began = self._checked = self._best = monotonic()
 
@@ -313,7 +313,7 @@ class TimedPart(BestPart):
         if self.scorer is None or self.too_slow is not None:
             self.scorer = None
             return
-        self.trial = self.acceptance.measure({SEQUENCE: self.scorer})
+        self.trial = self.acceptance.measure({self.name: self.scorer})
         if not self.trial.accepted:
             self.scorer = None
         left = 1 / FIRST_SHARE - 1

@@ -8,7 +8,7 @@ The log is cut at nine tenths of its events. Every row is fitted to all events b
 an earlier cut of these, and recommends to users who have events on both sides. What counts is recall and NDCG at 20 of
 up to ten items that a user takes next, at the time of the first of them. EASE, iALS and rules have a half-life: an
 event of age a counts 2^(-a / h); popularity has a window. `--model RUN` measures a saved run instead of fitting
-one, and `--no-sequence` the closed form alone.
+one, and `--no-sequence` the closed form alone. The row `sasrec`, which knows the order alone, needs a GPU.
 
 `weeks` shows how a model ages. It is fitted before the cut, and copies are renewed every so many days with the events
 of these days. Day by day all of them recommend to the users of that day, with all that these users did before. Recall
@@ -41,6 +41,8 @@ from beamtree.data import BeforeAfter, Events, Prepared, load_data
 from beamtree.data.inputs import WHOLE_HISTORY
 from beamtree.data.views import recency
 from beamtree.metrics import bootstrap
+from beamtree.parts.sequence import fit_sequence
+from beamtree.research.baselines.sasrec import SASRec, sasrec
 from beamtree.research.baselines.tuned import HALF_LIVES
 from beamtree.scorers import with_inputs
 from beamtree.scorers.factors import fold_in, newest_of_each
@@ -263,6 +265,19 @@ def chosen_row(name: str, data: Prepared, users: Users, device: str) -> tuple[Te
     return ranked(score, users.view, data.num_items, best["leave_out"]), best
 
 
+def of_sasrec(data: Prepared, users: Users, device: str, seed: int) -> tuple[Tensor, dict[str, Any]]:
+    """The M best items of SASRec, trained for as many steps as validation users chose, to all events."""
+    chosen = sasrec(data.train.events, data.num_items, val=data.val, device=device, seed=seed)
+    settings, everything = chosen.chosen, (getattr(data, "all", None) or data.train).events
+    assert settings is not None
+    encoder, vectors = fit_sequence(everything, data.num_items, settings, device=device, seed=seed)
+    model = SASRec(encoder, vectors, everything.popularity(data.num_items).to(device) > 0)
+    model = model if bool(chosen.repeats) else model.without_repeats()
+    xs = (x.where(x < data.num_items, PAD) for x in batches(users.view))
+    about = {"settings": {"dim": settings.dim, "steps": settings.steps, "repeats": bool(chosen.repeats)}}
+    return torch.cat([model.retrieve(x, M)[0].cpu() for x in xs]), about
+
+
 def fit_ours(
     folder: Path, device: str, seed: int, minutes: float | None, sequence: bool | None
 ) -> tuple[bt.TreeModel, float]:
@@ -384,6 +399,8 @@ def main() -> None:
                     options.folder, options.device, options.seed, options.minutes, options.sequence
                 )
             found = ours(model, users)
+        elif name == "sasrec":
+            found, about = of_sasrec(data, users, options.device, options.seed)
         else:
             found, about["settings"] = chosen_row(name, data, users, options.device)
         recall, ndcg = quality(found, users.targets)

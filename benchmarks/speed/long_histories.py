@@ -42,12 +42,13 @@ def query(events: Events, length: int, clock: bool, generator: torch.Generator) 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path)
+    parser.add_argument("--data", type=Path, help="the prepared log, where the run does not name it")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--beam", type=int, default=50)
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    shop = bt.Recommender.load(options.run, device=options.device)
+    shop = bt.Recommender.load(options.run, device=options.device, data=options.data)
     model, events = shop.model, shop.data.train.events
     scorer = as_sum(model.scorer)
     assert scorer is not None
@@ -61,6 +62,7 @@ def main() -> None:
     print(f"{model.tree.num_items:,} items, beam {options.beam}, m = {M}, {options.threads} threads, {options.device}")
     generators = {name: torch.Generator().manual_seed(0) for name in rows}
     found = dict[tuple[str, int], list[float]]()
+    memory = dict[int, int]()  # of a GPU at most, by length
     for turn in range(ROUNDS):
         for length in random.Random(turn).sample(LENGTHS, len(LENGTHS)):
             for name, each in rows.items():
@@ -68,10 +70,13 @@ def main() -> None:
                 run = times(lambda x=x, each=each: bt.retrieve(each, x, beam_size=options.beam, m=M),
                             options.device, QUERIES, warm_up=1)  # fmt: skip
                 found.setdefault((name, length), []).append(min(run))
+                if options.device != "cpu":
+                    memory[length] = max(memory.get(length, 0), torch.cuda.max_memory_allocated())
+                    torch.cuda.reset_peak_memory_stats()
     for name in rows:
         print(name, "  ".join(f"{length:,} events {median(found[name, length]):.2f} ms" for length in LENGTHS))
-    if options.device != "cpu":
-        print(f"GPU memory {torch.cuda.max_memory_allocated() / 2**20:,.0f} MB")
+    if memory:
+        print("GPU memory", "  ".join(f"{length:,} events {memory[length] / 2**20:,.0f} MB" for length in LENGTHS))
 
 
 if __name__ == "__main__":

@@ -37,6 +37,7 @@ class SASRec(nn.Module):
 
     known: Tensor
     repeats: Tensor
+    chosen: SequenceSettings | None = None  # the size and the number of steps, where validation users chose them
 
     def __init__(self, encoder: SequenceEncoder, vectors: Tensor, known: Tensor) -> None:
         super().__init__()
@@ -115,8 +116,22 @@ def sasrec(
     best, best_model = -torch.inf, None
     for index, size in enumerate(sizes):
         since_best = 0
+        settings = replace(
+            size,
+            steps=steps,
+            check_every=max(1, steps // CHECKS),
+            sampled=sampled,
+            lr=lr or size.lr,
+            batch_size=batch_size,
+        )
 
-        def on_check(step: int, encoder: SequenceEncoder, vectors: Tensor, index: int = index) -> bool:
+        def on_check(
+            step: int,
+            encoder: SequenceEncoder,
+            vectors: Tensor,
+            index: int = index,
+            settings: SequenceSettings = settings,
+        ) -> bool:
             nonlocal best, best_model, since_best
             if on_step is not None:
                 on_step(index * steps + step, len(sizes) * steps, torch.zeros(()))
@@ -128,16 +143,9 @@ def sasrec(
                 quality = validation_recall(candidate, users)
                 if quality > best:
                     best, best_model, since_best = quality, candidate, 0
+                    candidate.chosen = replace(settings, steps=step)
             return since_best >= PATIENCE
 
-        settings = replace(
-            size,
-            steps=steps,
-            check_every=max(1, steps // CHECKS),
-            sampled=sampled,
-            lr=lr or size.lr,
-            batch_size=batch_size,
-        )
         encoder, vectors = fit_sequence(events, num_items, settings, device=device, seed=seed, on_check=on_check)
     return best_model if best_model is not None else SASRec(encoder, vectors, known)
 
