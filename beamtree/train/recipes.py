@@ -17,8 +17,7 @@ from beamtree.data.catalogue import Catalogue
 from beamtree.errors import lookup
 from beamtree.methods import METHODS, Method, sized, tdm
 from beamtree.model import TreeModel
-from beamtree.parts import PARTS, Part
-from beamtree.parts.base import check_parts
+from beamtree.parts import PARTS, Part, check_parts
 from beamtree.parts.closed_form import SAME_ITEMS, ClosedForm
 from beamtree.parts.deep import DeepPart, deep_as_published, deep_from_factors
 from beamtree.parts.sequence import FIRST_SHARE, LEAST_EVENTS, MINUTES, SEQUENCE, SequencePart
