@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 import torch
 
 from beamtree.data import HISTORY, BeforeAfter, Events, Prepared
+from beamtree.data.csr import offsets_of
 from beamtree.data.inputs import NO_TIME
 from beamtree.data.times import MICRO, as_date, as_seconds, as_time, convert
 from beamtree.live.events import Event, is_date, now
@@ -122,7 +123,7 @@ def _all_events(data: Prepared, sections: Sequence[BeforeAfter], live: LiveModel
             by_time = times.argsort(stable=True)
             order = by_time[owner[by_time].argsort(stable=True)]
         times = times[order]
-    offsets = torch.nn.functional.pad(torch.bincount(owner, minlength=len(rows)).cumsum(0), (1, 0))
+    offsets = offsets_of(torch.bincount(owner, minlength=len(rows)))
     weights, name = None if weights is None else weights[order], f"{events.name}, {len(items)} more"
     return Events(offsets, item.int()[order], name, events.ids, weights, times, clock=events.clock)
 
