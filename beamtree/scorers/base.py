@@ -221,6 +221,9 @@ class Scorer(nn.Module, ABC):
             logits: Tensor = self(self.prepare(tree, users), tree.height, leaves)
             return logits
 
+        if self.same_for_all:  # no entry gives anything
+            scores = score(x, tree.leaf_of_item(items))
+            return Contributions(scores.new_zeros(*scores.shape, x.shape[1]), scores)
         entries = torch.ones(x.shape[1], dtype=torch.bool, device=x.device)
         if self.reads_clock:
             count = self.histories(x).shape[1]

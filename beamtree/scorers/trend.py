@@ -10,7 +10,7 @@ from torch.nn.functional import pad
 
 from beamtree.data.inputs import NO_TIME
 from beamtree.data.times import DAY
-from beamtree.scorers.base import Contributions, LaterEvents, NewItems
+from beamtree.scorers.base import LaterEvents, NewItems
 from beamtree.scorers.dot_product import DotProductScorer
 from beamtree.scorers.table import NodeTable, Vectors
 from beamtree.tree import PAD, Tree
@@ -105,7 +105,7 @@ class TrendScorer(DotProductScorer):
         """The scorer of a tree and the counts of its items at T₀ [M, columns]."""
         scorer = cls(1, 0, half_lives, weights, origin, newest, seed=None)
         scorer.counts = counts.float()
-        scorer.table = NodeTable.from_rows(maxima(tree, scorer.values(counts))).requires_grad_(False)
+        scorer.table = NodeTable.of_maxima(tree, scorer.values(counts))
         return scorer.to(counts.device)
 
     def values(self, counts: Tensor) -> Tensor:
@@ -122,11 +122,6 @@ class TrendScorer(DotProductScorer):
 
     def encode(self, tree: Tree, vectors: Vectors, x: Tensor) -> Tensor:
         return self.user.expand(x.shape[0], -1)
-
-    def contributions(self, tree: Tree, x: Tensor, items: Tensor) -> Contributions:
-        """No event of the history gives anything."""
-        scores = self(self.prepare(tree, x), tree.height, tree.leaf_of_item(items))
-        return Contributions(scores.new_zeros(*scores.shape, x.shape[1]), scores)
 
     # Events and items that come later
 
@@ -242,18 +237,6 @@ class TrendScorer(DotProductScorer):
 
     def check(self, x: Tensor) -> None:
         self.columns.check(x)
-
-
-def maxima(tree: Tree, values: Tensor) -> Tensor:
-    """The values of items [M, columns] at their leaves, and the largest below each other node, as halves."""
-    slots = tree.items()
-    values = values.to(slots.device)
-    best = torch.where((slots != PAD).unsqueeze(1), values[slots.clamp(min=0)], 0.0)
-    levels = [best]
-    for _ in range(tree.height):
-        best = best.view(-1, tree.arity, values.shape[1]).amax(1)
-        levels.append(best)
-    return torch.cat(levels[::-1]).half()
 
 
 def _write(rows: Tensor, nodes: Tensor, values: Tensor) -> None:
