@@ -10,7 +10,7 @@ from beamtree.live.events import Event, in_seconds, now
 from beamtree.model import TreeModel
 from beamtree.scorers import LaterEvents, Scorer
 
-Row = tuple[str, str, int]  # a user, an item, and a time in seconds since 1970
+TimedEvent = tuple[str, str, int]  # a user, an item, and a time in seconds since 1970
 
 
 class PartEvents:
@@ -18,7 +18,7 @@ class PartEvents:
 
     def __init__(self) -> None:
         self._own: dict[str, Scorer] = {}  # the copies; searches run while they change
-        self._waiting: dict[str, list[Row]] = {}  # events of items that the model does not have, by item
+        self._waiting: dict[str, list[TimedEvent]] = {}  # events of items that the model does not have, by item
 
     def add(self, model: TreeModel, events: Mapping[str, Iterable[Event]]) -> TreeModel:
         """The model after events of users. Those without a time count when they were received, future ones never."""
@@ -44,7 +44,7 @@ class PartEvents:
         rows, self._waiting = [row for rows in self._waiting.values() for row in rows], {}
         return self._tell(model, rows)
 
-    def _tell(self, model: TreeModel, rows: Sequence[Row], since: int = NO_TIME) -> TreeModel:
+    def _tell(self, model: TreeModel, rows: Sequence[TimedEvent], since: int = NO_TIME) -> TreeModel:
         """The model after events; with `since`, without earlier ones."""
         parts = {name: part for name, part in model.scorer.scorers().items() if part.newest_event is not None}
         if not parts or (not rows and since == NO_TIME):

@@ -65,10 +65,10 @@ def default_sizes(device: torch.device | str) -> Sizes:
     return DEFAULT_SIZES["cpu" if torch.device(device).type == "cpu" else "cuda"]
 
 
-DEEP = Recipe(deep_from_factors, 2e-3, cosine, None, True, lambda users: users.random_crops())
+DEEP_RECIPE = Recipe(deep_from_factors, 2e-3, cosine, None, True, lambda users: users.random_crops())
 RECIPES = {
-    "beamtree": replace(DEEP, parts=PARTS),
-    "deep": DEEP,
+    "beamtree": replace(DEEP_RECIPE, parts=PARTS),
+    "deep": DEEP_RECIPE,
     "paper": Recipe(deep_as_published, 1e-3, constant, 10, False, lambda users: users),
 }
 
