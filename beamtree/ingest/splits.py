@@ -180,7 +180,8 @@ def split_log_events(
 def halves(lengths: Array, split: SplitOptions, has_target: Array) -> Sections:
     """Each user in one section, with all events; only users with a target validate or test."""
     num_users = len(lengths)
-    default = _default_users(int(np.count_nonzero(has_target))) if num_users > 2 else 0
+    enough = max(1, int(np.count_nonzero(has_target)) // EVAL_FRACTION)
+    default = min(MAX_EVAL_USERS, enough) if num_users > 2 else 0
     val, test = (default if count is None else count for count in (split.val_users, split.test_users))
     if val + test >= num_users:
         raise ValueError(
@@ -357,7 +358,3 @@ def share_of_pairs(split: str) -> float:
 def _with_target(has_target: Array) -> str:
     """What a message adds where only some events are to be predicted."""
     return "" if has_target.all() else " and one to predict (`target`)"
-
-
-def _default_users(num_users: int) -> int:
-    return min(MAX_EVAL_USERS, max(1, num_users // EVAL_FRACTION))

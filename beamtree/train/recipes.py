@@ -18,11 +18,11 @@ from beamtree.errors import lookup
 from beamtree.methods import METHODS, Method, sized, tdm
 from beamtree.model import TreeModel
 from beamtree.parts import PARTS, Part, check_parts
-from beamtree.parts.closed_form import SAME_ITEMS, ClosedForm
+from beamtree.parts.closed_form import SAME_ITEMS
 from beamtree.parts.deep import DeepPart, deep_as_published, deep_from_factors
 from beamtree.parts.sequence import FIRST_SHARE, LEAST_EVENTS, MINUTES, SEQUENCE, SequencePart
 from beamtree.progress import OnProgress, no_progress
-from beamtree.scorers import Scorer, SumScorer
+from beamtree.scorers import Scorer
 from beamtree.train.backend import current_backend
 from beamtree.train.checkpoint import Checkpoints
 from beamtree.train.loop import OnStep, fit, per_epoch
@@ -283,19 +283,15 @@ def build_model(
             tree, data, settings.seed, settings.device, top, on_progress, parts=settings.parts, catalogue=catalogue,
             processes=backend,
         )  # fmt: skip
-        scorer: Scorer = add_parts(form.fit(), form)
+        parts = form.fit()
+        for part in form.parts:
+            if part not in form.own:
+                parts = part.add(parts, form)
+        scorer: Scorer = parts
     else:
         scorer = settings.recipe.scorer(tree, data, settings.seed)
     model = TreeModel(tree, scorer, chained=settings.method.chained, first_level=top, ids=data.items)
     return backend.place(model, settings.device)
-
-
-def add_parts(scorer: SumScorer, form: ClosedForm) -> SumScorer:
-    """The sum of the closed form with the other parts, each where validation users find more with it."""
-    for part in form.parts:
-        if part not in form.own:
-            scorer = part.add(scorer, form)
-    return scorer
 
 
 def start_parts(model: TreeModel) -> str:
