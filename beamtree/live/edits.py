@@ -8,18 +8,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from beamtree.closed_form.cooccurrence import sum_products
+from beamtree.closed_form.cooccurrence import Entries, sum_products
 from beamtree.data.csr import CSR, entries_of_rows, group_rows, offsets_of, strongest, sum_duplicates
 from beamtree.data.ids import Ids
 from beamtree.live.placement import MAX_SOURCES, RECENCY, FreeSlots, Placement
 from beamtree.model import TreeModel
-from beamtree.parts.memory import MemoryPart
+from beamtree.parts.memory import MEMORY
 from beamtree.scorers import MemoryScorer, NewItems, Scorer, SumScorer, as_sum
 from beamtree.scorers.memory import PARTNERS
 from beamtree.tree import PAD, Tree
 
 ADDED = "added"  # a part of a sum: partners of items added later
-MEMORY = MemoryPart.name
 
 
 def with_items(
@@ -120,9 +119,6 @@ def memory_of(edges: PartnerEdges, num_items: int) -> MemoryScorer:
     key, weight = sum_duplicates(edges.source * num_items + edges.target, edges.weight)
     offsets = offsets_of(torch.bincount(key // num_items, minlength=num_items))
     return MemoryScorer.from_partners([CSR(offsets, (key % num_items).int(), weight)], [RECENCY])
-
-
-Entries = tuple[Tensor, Tensor, Tensor]  # index of one of some items, its partner or source, and the weight [E] each
 
 
 def incoming(memory: MemoryScorer, items: Tensor) -> Entries:

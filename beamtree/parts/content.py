@@ -13,13 +13,12 @@ from beamtree.errors import requires
 from beamtree.model import TreeModel
 from beamtree.parts.acceptance import SUM, Acceptance
 from beamtree.parts.base import Fitting, Part
-from beamtree.parts.memory import MemoryPart
+from beamtree.parts.memory import MEMORY
 from beamtree.scorers import MemoryScorer, Scorer, SumScorer, as_sum, with_inputs
 from beamtree.scorers.memory import recency_weights
 from beamtree.tree import PAD, Tree
 
 CONTENT = "content"  # the weight of the last list of the memory in the hyperparameters, if that is of similar features
-MEMORY = MemoryPart.name
 MAX_SIMILAR = 30  # of an item, with similar features
 POWER = 2  # they count by their cosine to this power
 MAX_ENTRIES_READ = 20_000  # entries of the features of other items that are read for these, of one item

@@ -17,6 +17,7 @@ from beamtree.progress import log
 from beamtree.scorers import MemoryScorer, Scorer
 from beamtree.scorers.memory import PARTNERS, recency_weights
 
+MEMORY = "memory"  # the name of the part
 FIRST_CUTS = (10, 50)  # cuts at which λ of co-occurrence is chosen: factors dominate at larger m
 USER_POWER = "together, users"  # a, where a user of n items counts n⁻ᵃ among those that chose items together
 USER_POWERS = (0.0, 0.25, 0.5)
@@ -42,7 +43,7 @@ class PartnerList(NamedTuple):
 class MemoryPart(ClosedFormPart):
     """One memory of up to four lists; each is weighed as a candidate of its own."""
 
-    name = "memory"
+    name = MEMORY
     stages: ClassVar = {"together": 40, "graph": 4, "next": 8, "follows": 17}
     last_stages: ClassVar = {"partners": 3}
     combined_last = True  # the number of partners is chosen with all other parts in the sum
