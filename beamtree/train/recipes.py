@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from beamtree.data import Data, Prepared, SlidingWindows
+from beamtree.data import Data, Prepared
 from beamtree.data.catalogue import Catalogue
 from beamtree.errors import lookup
 from beamtree.methods import METHODS, Method, sized, tdm
@@ -95,7 +95,7 @@ class TrainingSettings:
     def instances(self, data: Prepared) -> Data:
         """The training instances."""
         if self.method.single_target:
-            return SlidingWindows(data.train.events)
+            return data.train.sliding_windows()
         return self.recipe.instances(data.train)
 
     @property
