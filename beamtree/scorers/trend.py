@@ -19,6 +19,7 @@ TREND = "trend"  # the name of the part
 POWER = 0.5  # of counts
 NEVER = 0  # a time of which nothing is left
 LATE = 0.25  # half-lives that events may be newer than the time that counts are of
+Key = tuple[str, int, int]  # a user, an item and a day since 1970 (UTC)
 
 
 @dataclass
@@ -28,7 +29,7 @@ class Later:
     counts: Tensor  # of the fit, at `origin` [M, columns]
     origin: int
     newest: int
-    times: dict[tuple[str, int, int], int]  # of the newest event of a user with an item on a day
+    times: dict[Key, int]  # of the newest event of a user with an item on a day
     days: dict[int, int]  # of the newest event on each day, also of items that the tree does not have
 
     def pauses(self, times: Tensor, end: int) -> Tensor:
@@ -134,7 +135,7 @@ class TrendScorer(DotProductScorer):
         """
         scorer = self if in_place else self.copy()
         assert scorer.later is not None
-        later, replaced = scorer.later, dict[tuple[str, int, int], int]()  # by key: the time that counted before
+        later, replaced = scorer.later, dict[Key, int]()  # by key: the time that counted before
         first, last, known = later.newest // DAY, scorer.newest // DAY, set(later.days)
         for user, item, time in zip(events.users, events.items.tolist(), events.times.tolist(), strict=True):
             key = user, item, time // DAY
