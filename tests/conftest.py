@@ -42,6 +42,20 @@ def browser():
         browser.close()
 
 
+@pytest.fixture
+def tab(browser):
+    """A tab that may complain about nothing, and the addresses it asked."""
+    context, trouble = browser.new_context(viewport={"width": 1100, "height": 900}), []
+    tab = context.new_page()
+    tab.on("console", lambda message: message.type in ("error", "warning") and trouble.append(message.text))
+    tab.on("pageerror", lambda error: trouble.append(str(error)))
+    tab.asked, tab.trouble = [], trouble
+    tab.on("request", lambda request: tab.asked.append(request.url))
+    yield tab
+    context.close()
+    assert not trouble
+
+
 @dataclass
 class Case:
     """One small tree with scores for B users and their relevant items, as tensors and as plain lists."""

@@ -5,7 +5,7 @@ import statistics
 import pytest
 import torch
 
-from beamtree.parts.acceptance import LOSS, Gain
+from beamtree.parts.acceptance import LOSS_WEIGHT, Gain
 
 
 def gain_by_definition(before, after):
@@ -25,7 +25,7 @@ def gain_by_definition(before, after):
 def test_a_gain_is_that_of_the_definition():
     generator = torch.Generator().manual_seed(4)
     before, after = (torch.rand(9, 3, generator=generator, dtype=torch.float64) for _ in range(2))
-    assert LOSS == 2
+    assert LOSS_WEIGHT == 2
     assert Gain.of(before, after) == pytest.approx(gain_by_definition(before.tolist(), after.tolist()))
 
 

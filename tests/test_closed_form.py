@@ -160,7 +160,7 @@ def ease(matrix, penalty):
 @pytest.mark.parametrize("whole", [100, 0], ids=["one block", "blocks"])
 def test_ridge_partners_are_ease(monkeypatch, whole, popular):
     """In blocks too, where every item is among those that explain it."""
-    monkeypatch.setattr(ridge, "WHOLE", whole)
+    monkeypatch.setattr(ridge, "SMALL_CATALOGUE", whole)
     monkeypatch.setattr(ridge, "BLOCK", 5)
     monkeypatch.setattr("beamtree.closed_form.cooccurrence.POPULAR", popular)
     events = repeating_events()
@@ -184,7 +184,7 @@ def test_the_search_for_the_penalty_finds_the_top_of_a_hill(best):
 
 
 def test_a_trial_solves_for_some_items_and_as_the_whole_does(monkeypatch):
-    monkeypatch.setattr(ridge, "WHOLE", 0)
+    monkeypatch.setattr(ridge, "SMALL_CATALOGUE", 0)
     monkeypatch.setattr(ridge, "BLOCK", 3)
     gram, order = cooccurrence(repeating_events(), NUM_ITEMS), torch.arange(NUM_ITEMS)
     whole = dense_partners(ridge_partners(gram, order, 2.0, NUM_ITEMS))
@@ -195,7 +195,7 @@ def test_a_trial_solves_for_some_items_and_as_the_whole_does(monkeypatch):
 
 @pytest.mark.parametrize("whole", [100, 0], ids=["one block", "blocks"])
 def test_follow_partners_are_the_ridge_regression_of_the_future_on_the_past(monkeypatch, whole):
-    monkeypatch.setattr(ridge, "WHOLE", whole)
+    monkeypatch.setattr(ridge, "SMALL_CATALOGUE", whole)
     monkeypatch.setattr(ridge, "BLOCK", 5)
     past, future = past_and_future(
         repeating_events(users=400), NUM_ITEMS, torch.linspace(1, 0.1, 69), readings=5, seed=0

@@ -14,7 +14,7 @@ from beamtree.kernels import plain_operations
 from beamtree.metrics import hits
 from beamtree.parts import PARTS, closed_form
 from beamtree.parts.closed_form import ClosedForm
-from beamtree.parts.memory import FIRST_CUTS, USERS, cooccurring_items, later_items, num_partners
+from beamtree.parts.memory import FIRST_CUTS, USER_POWER, cooccurring_items, later_items, num_partners
 from beamtree.scorers import FixedScorer, PopularityScorer, SumScorer, TrendScorer
 from beamtree.scorers.popularity import POPULARITY
 from beamtree.scorers.sum import calibrated
@@ -126,7 +126,7 @@ def test_weights_of_users_change_nothing_where_all_have_as_many_items(tmp_path):
     tree, known = bt.cluster_tree(data), {"together, λ": 3.0, "together, recency": 0.0}
 
     def partners(power):
-        hyperparameters = {**known, USERS: power}
+        hyperparameters = {**known, USER_POWER: power}
         return cooccurring_items(ClosedForm(tree, data, hyperparameters=hyperparameters, parts=PARTS)).partners
 
     same, weighed = partners(0.0), partners(0.5)

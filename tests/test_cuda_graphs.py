@@ -5,7 +5,9 @@ import torch
 
 import beamtree as bt
 from beamtree.beam import WARMUP_RUNS
+from beamtree.data import Ids
 from beamtree.kernels.cuda_graphs import CudaGraphCache
+from beamtree.query import RecommendRequest, Searcher
 
 
 def test_on_a_cpu_every_call_runs_the_function_anew():
@@ -20,6 +22,29 @@ def test_on_a_cpu_every_call_runs_the_function_anew():
         (found,) = graphs("double", double, torch.tensor([value]))
         assert found.tolist() == [2 * value]
     assert len(calls) == 5
+
+
+def test_requests_of_all_sizes_have_few_shapes_and_the_same_answers(monkeypatch):
+    """Each shape is recorded for itself, and few are kept."""
+    tree, shapes = bt.random_tree(3000), {True: set(), False: set()}
+    model = bt.TreeModel(tree, bt.DeepScorer(tree.num_nodes, scale=1.0), first_level=6).eval()
+    searcher = Searcher(model, Ids([f"i{item}" for item in range(3000)]))
+    assert not searcher.round_shapes  # on a CPU
+
+    def retrieve(model, x, *, exclude, m, **options):
+        shapes[searcher.round_shapes].add((x.shape, exclude.shape, m))
+        return bt.retrieve(model, x, exclude=exclude, m=m, **options)
+
+    monkeypatch.setattr("beamtree.query.search.retrieve", retrieve)
+    for length in [*range(1, 60), 100, 300, 700, 1500]:
+        histories = [[f"i{item}" for item in range(length)]] * (1 + length % 4)
+        request, items = RecommendRequest(histories, m=5 + length % 4, beam_size=50, exclude_seen=True), []
+        for searcher.round_shapes in (False, True):
+            items.append([result.items for result in searcher.recommend(request).results])
+        assert items[0] == items[1]
+    assert len(shapes[False]) > 60
+    assert len({(x, exclude) for x, exclude, _ in shapes[True]}) <= 3 + 4
+    assert {m for *_, m in shapes[True]} == {8}
 
 
 @pytest.mark.gpu

@@ -40,9 +40,10 @@ class NewsScorer(SubtreeMaxScorer):
         scorer.counts[: len(self.counts)] = self.counts
         return scorer
 
-    def with_events(self, tree, items, times, *, in_place=False):
+    def with_events(self, tree, events, *, in_place=False):
         scorer = self if in_place else copy.deepcopy(self)
-        scorer.counts.index_add_(0, items, torch.ones(len(items)))
+        scorer.retired = events.since
+        scorer.counts.index_add_(0, events.items, torch.ones(len(events.items)))
         return scorer
 
     def settings(self):
@@ -173,6 +174,8 @@ def test_new_items_and_events_change_it_at_once(tmp_path):
     }
     assert bt.retrieve(live.model, x, beam_size=200, m=1)[0].flatten().tolist() == 2 * live.ids.find(["new"])
     assert not shop.model.scorer.part("news").counts.any()  # the model that was given goes on as it was
+    live.retire_events(1_700_000_000 * 1_000_000)
+    assert live.model.scorer.part("news").retired == 1_700_000_000
     bt.save_model(live.model, tmp_path / "model")
     loaded = bt.load_model(tmp_path / "model", scorers=[NewsScorer])
     assert torch.equal(loaded.scorer.part("news").counts, changed.counts)

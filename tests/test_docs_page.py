@@ -11,20 +11,6 @@ def run(tmp_path_factory):
     return save_run(tmp_path_factory.mktemp("docs") / "shop")
 
 
-@pytest.fixture
-def tab(browser):
-    """A tab that may complain about nothing, and the addresses it asked."""
-    context, trouble = browser.new_context(viewport={"width": 1100, "height": 900}), []
-    tab = context.new_page()
-    tab.on("console", lambda message: message.type in ("error", "warning") and trouble.append(message.text))
-    tab.on("pageerror", lambda error: trouble.append(str(error)))
-    tab.asked, tab.trouble = [], trouble
-    tab.on("request", lambda request: tab.asked.append(request.url))
-    yield tab
-    context.close()
-    assert not trouble
-
-
 def execute(tab, address, path):
     """Open a route, send its first example, and return what came back."""
     tab.goto(f"{address}docs")

@@ -17,7 +17,6 @@ from beamtree import PAD
 from beamtree.closed_form.als import implicit_als
 from beamtree.closed_form.cooccurrence import cooccurrence, cooccurring_pairs, sum_entries
 from beamtree.closed_form.transitions import (
-    POPULAR,
     near_pairs,
     next_partners,
     pairs_of_cuts,
@@ -268,7 +267,7 @@ def test_partners_that_come_next_are_those_of_the_pairs():
     found = dense(next_partners(events, NUM_ITEMS, most=NUM_ITEMS))
     sums = sum_entries(near_pairs(events), NUM_ITEMS, torch.device("cpu"))
     popularity = events.popularity(NUM_ITEMS).float()
-    rules = rules_of(sums, torch.arange(NUM_ITEMS), popularity, POPULAR, NUM_ITEMS)
+    rules = rules_of(sums, torch.arange(NUM_ITEMS), popularity, NUM_ITEMS)
     assert found == pytest.approx(dense(rules), rel=1e-4, abs=1e-5)
 
 

@@ -7,7 +7,7 @@ import oracle
 import pytest
 import torch
 from conftest import cases
-from filtered_search import as_tensors, filters, left_for, p_of
+from filtered_search import as_tensors, draw_model, filters, left_for, p_of
 from hypothesis import given
 from hypothesis import strategies as st
 from sample_scorers import NUM_ITEMS, histories, make_memory_sum
@@ -18,18 +18,12 @@ from beamtree.beam import walk
 from beamtree.diagnose.explain import explain, subtrees
 from beamtree.scorers import FixedScorer
 
-
-def model_of(data, case):
-    chained, first_level = data.draw(st.booleans()), data.draw(st.integers(1, case.height))
-    return TreeModel(case.tree, FixedScorer(case.logits), chained=chained, first_level=first_level)
-
-
 # Against the definition
 
 
 @given(cases(rows=3, ties=False), st.data())
 def test_levels_and_losses_are_those_of_the_plain_beam_search(case, data):
-    model, k = model_of(data, case), data.draw(st.integers(1, 9))
+    model, k = draw_model(data, case), data.draw(st.integers(1, 9))
     allowed, excluded = data.draw(filters(case))
     words = as_tensors(allowed, excluded)
     words = {key: value[:1] if key == "exclude" else value for key, value in words.items()}
@@ -92,7 +86,7 @@ def leaf_of(case, item):
 
 @given(cases(rows=3), st.data())
 def test_the_beam_is_that_of_the_search_and_what_it_finds_is_what_is_retrieved(case, data):
-    model, k = model_of(data, case), data.draw(st.integers(1, 9))
+    model, k = draw_model(data, case), data.draw(st.integers(1, 9))
     m = data.draw(st.integers(1, k))
     words = as_tensors(*data.draw(filters(case)))
     words = {key: value[:1] if key == "exclude" else value for key, value in words.items()}

@@ -18,7 +18,7 @@ from beamtree.closed_form.part_weights import Candidates
 from beamtree.data.csr import CSR, group_rows
 from beamtree.ingest.item_features import ItemFeatures
 from beamtree.live.edits import incoming, mean_partners, outgoing
-from beamtree.parts.acceptance import WHOLE
+from beamtree.parts.acceptance import SUM
 from beamtree.parts.content import features_weight
 from beamtree.parts.processes import Processes
 from beamtree.scorers import MemoryScorer, SumScorer
@@ -293,7 +293,7 @@ def test_features_are_weighed_on_the_model_before_its_refit(rare_log, plain, mon
     measured, shop = [], copy(plain)
 
     def candidates(tree, parts, *rest):
-        measured.append(parts[WHOLE])
+        measured.append(parts[SUM])
         return Candidates(tree, parts, *rest)
 
     monkeypatch.setattr(Processes, "candidates", staticmethod(candidates))

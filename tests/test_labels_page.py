@@ -12,18 +12,6 @@ from beamtree.serve.http.classify import ClassifierService, make_classifier_app
 HOSTILE = "<img src=x onerror='window.hit = 1'>\u202e</script>"
 
 
-@pytest.fixture
-def tab(browser):
-    """A tab that may complain about nothing."""
-    context, trouble = browser.new_context(viewport={"width": 1100, "height": 720}), []
-    tab = context.new_page()
-    tab.on("console", lambda message: message.type in ("error", "warning") and trouble.append(message.text))
-    tab.on("pageerror", lambda error: trouble.append(str(error)))
-    yield tab
-    context.close()
-    assert not trouble
-
-
 @pytest.fixture(scope="module")
 def classifier():
     words = [[f"topic{t}word{i}" for i in range(6)] for t in range(4)]

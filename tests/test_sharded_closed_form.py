@@ -165,7 +165,7 @@ LIMITS = {
 
 
 def limits(name):
-    cooccurrence.DENSE, ridge.WHOLE, cooccurrence.POPULAR = LIMITS[name]
+    cooccurrence.DENSE, ridge.SMALL_CATALOGUE, cooccurrence.POPULAR = LIMITS[name]
     cooccurrence.PENDING, ridge.BLOCK = 50, 4
 
 
@@ -234,7 +234,7 @@ def test_partners_do_not_depend_on_the_number_of_ranks(size, users, weighted, mo
     for room, name in (
         (cooccurrence, "DENSE"),
         (cooccurrence, "PENDING"),
-        *((ridge, n) for n in ("WHOLE", "BLOCK")),
+        *((ridge, n) for n in ("SMALL_CATALOGUE", "BLOCK")),
         (cooccurrence, "POPULAR"),
     ):
         monkeypatch.setattr(room, name, getattr(room, name))  # put back at the end
@@ -296,7 +296,13 @@ def start_of(folder):
 
 def start_over_ranks(folder):
     join()
-    cooccurrence.DENSE, ridge.WHOLE, cooccurrence.POPULAR, ridge.BLOCK, exchange.PULL_AT_ONCE = 0, 20, 10, 16, 40
+    cooccurrence.DENSE, ridge.SMALL_CATALOGUE, cooccurrence.POPULAR, ridge.BLOCK, exchange.PULL_AT_ONCE = (
+        0,
+        20,
+        10,
+        16,
+        40,
+    )
     return start_of(folder)
 
 
@@ -305,7 +311,7 @@ def test_a_start_does_not_depend_on_the_number_of_ranks(tmp_path, monkeypatch):
     prepare(tours(1000, 61, 10), tmp_path / "data", val_users=300, test_users=300)
     made, scores = on_ranks(3, start_over_ranks, tmp_path / "data")
     monkeypatch.setattr(cooccurrence, "POPULAR", 10)
-    for name, value in (("WHOLE", 20), ("BLOCK", 16)):
+    for name, value in (("SMALL_CATALOGUE", 20), ("BLOCK", 16)):
         monkeypatch.setattr(ridge, name, value)
     chosen, expected = start_of(tmp_path / "data")
     for name in ("weights", "scales"):

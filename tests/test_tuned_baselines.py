@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from sample_logs import random_events, random_histories
+from sample_logs import by_user, random_events, random_histories
 
 from beamtree.cli.compare import parse_rows
 from beamtree.closed_form.als import implicit_als as factorise
@@ -38,10 +38,6 @@ DEFAULTS = {
     "user-knn": neighbours.KNN_DEFAULTS,
     "rules": neighbours.RULES_DEFAULTS,
 }
-
-
-def lists_of(events):
-    return [events.items[a:b].tolist() for a, b in pairwise(events.offsets.tolist())]
 
 
 def weighted(events):
@@ -180,7 +176,7 @@ def plain_rules(events, row, backward, decay):
     pairs = defaultdict(float)
     popularity = defaultdict(int)
     weights = torch.ones(len(events.items)) if events.weights is None else events.weights.abs()
-    for items, worth in zip(lists_of(events), weights.split(events.counts().tolist()), strict=True):
+    for items, worth in zip(by_user(events), weights.split(events.counts().tolist()), strict=True):
         for place, first in enumerate(items):
             popularity[first] += 1
             for gap, second in enumerate(items[place + 1 : place + 11], 1):

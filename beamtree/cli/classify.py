@@ -29,7 +29,7 @@ classify = typer.Typer(
     "commands are separate.",
 )
 
-Documents = Annotated[Path, typer.Argument(metavar="FILE", help="A file of documents with texts and labels.")]
+LabelledFile = Annotated[Path, typer.Argument(metavar="FILE", help="A file of documents with texts and labels.")]
 ClassifierFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A folder written by `beamtree classify train`.")]
 TextColumn = Annotated[str | None, typer.Option("--text-column", help="The column of texts. Default: by its name.")]
 LabelColumn = Annotated[str | None, typer.Option("--labels", help="The column of labels. Default: by its name.")]
@@ -40,7 +40,7 @@ Beam = Annotated[int | None, typer.Option(min=1, help="k: groups of labels that 
 
 @options.command(classify, "train")
 def train(
-    documents: Documents,
+    documents: LabelledFile,
     out_folder: Annotated[Path, typer.Option("--out", help="The folder to write.")],
     label_names: LabelNames = None,
     text_column: TextColumn = None,
@@ -76,7 +76,7 @@ def train(
 @options.command(classify, "evaluate")
 def evaluate(
     run: ClassifierFolder,
-    documents: Documents,
+    documents: LabelledFile,
     m: Annotated[str, typer.Option(help="Numbers of labels, separated by commas.")] = "1,3,5",
     beam_size: Beam = None,
     metrics: Annotated[

@@ -15,8 +15,6 @@ from beamtree.recommender import Recommender
 
 EVENTS = 10  # of a table; the others are added up
 
-Row = dict[str, Any]
-
 
 def explain_items(
     run: options.RunFolder,
@@ -47,7 +45,7 @@ def explain_items(
         raise ValueError('give --history "ID,ID,…" or --users "ID,…"')
     options.check_outputs(json)
     shop = Recommender.load(run, device=device, data=data, frame="polars")
-    given: Row = {}
+    given: dict[str, Any] = {}
     if history is not None:
         names, times = parse_history(history, shop.ids)
         given["histories"] = [list(zip(names, times, strict=True)) if times else names]
@@ -70,7 +68,7 @@ def explain_items(
         show_reasons(score if users is not None else {**score, "user": None}, found)
 
 
-def show_reasons(score: Row, rows: list[Row]) -> None:
+def show_reasons(score: dict[str, Any], rows: list[dict[str, Any]]) -> None:
     """Print the reasons for one item: the sentence, and a table of events and parts."""
     name = printable(score["item"])
     p = "hidden" if score["score"] is None else f"score {score['score']:.4g}"

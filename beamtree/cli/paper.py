@@ -16,7 +16,7 @@ from beamtree.errors import as_float, check_device, lookup
 from beamtree.files.atomic import write_json
 from beamtree.ingest.inputs import tree_builder
 from beamtree.research.compare import table as compare_table
-from beamtree.research.compare.experiment import METRICS
+from beamtree.research.compare.experiment import PAPER_METRICS
 from beamtree.research.paper import real_data, timing
 from beamtree.research.paper.cells import Cell, results_name, save_results
 from beamtree.research.paper.synthetic import EXPERIMENTS, Job, SyntheticExperiment, synthetic_cells
@@ -222,7 +222,7 @@ def _real(name: str, data: Path, folder: Path, recipe: str, seed: int, device: s
     if json is not None:
         write_json(json, [cell.record() for cell in cells])
     best = {id(cell) for cell, entry in zip(cells, compare_table(results), strict=True) if entry.best}
-    cells.sort(key=lambda cell: METRICS.index(str(cell.key["metric"])))
+    cells.sort(key=lambda cell: PAPER_METRICS.index(str(cell.key["metric"])))
     print_cells(real_data.TITLES[name], cells, line=("metric", "row"), column="m", digits=2, best=best, over="users")
     write(f"Saved {folder / name}.json")
 

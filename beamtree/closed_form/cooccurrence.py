@@ -6,9 +6,8 @@ from functools import cached_property
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
-from beamtree.data.csr import CSR, entries_of_rows, group_rows, sum_duplicates
+from beamtree.data.csr import CSR, entries_of_rows, group_rows, offsets_of, sum_duplicates
 from beamtree.data.events import Events
 from beamtree.data.factors import weighted_pairs
 from beamtree.kernels import sparse
@@ -124,7 +123,7 @@ class DenseBlocks:
 
 def matrix_of(key: Tensor, values: Tensor, num_items: int) -> ItemMatrix:
     """The matrix of entries with distinct keys row * M + column, in rising order."""
-    offsets = pad(torch.bincount(key // num_items, minlength=num_items).cumsum(0), (1, 0))
+    offsets = offsets_of(torch.bincount(key // num_items, minlength=num_items))
     return ItemMatrix(offsets, key % num_items, values)
 
 

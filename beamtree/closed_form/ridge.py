@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 BLOCK = 256  # items that are solved for at once
 FEATURES = 1024  # items that predict a block, unless all items fit
-WHOLE = 6144  # in a catalogue of up to this many items, all predict all
+SMALL_CATALOGUE = 6144  # in a catalogue of up to this many items, all predict all
 # λ of EASE to try, the middle first. In sparse logs the best is far from the middle.
 PENALTIES = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0, 1e4, 3e4, 1e5)
 AT_ONCE = 32  # blocks that threads solve before their results are collected
@@ -112,7 +112,7 @@ class BlockSolver:
 
     def _predictors(self, block: Tensor) -> tuple[Tensor, Tensor]:
         """The items that predict a block best, the block among them, sorted [S], and the right side [S, b]."""
-        if self.num_items <= WHOLE:
+        if self.num_items <= SMALL_CATALOGUE:
             right = self.by_target.whole if len(block) == self.num_items else self.by_target.whole[block]
             return torch.arange(self.num_items, device=block.device), right.T
         if self.by_target.is_local:
@@ -173,14 +173,14 @@ def solve_positive(system: Tensor, right: Tensor) -> Tensor:
 
 def blocks_of(order: Tensor) -> list[Block]:
     """Blocks of items, each in rising order: one where all items fit."""
-    blocks = [order] if len(order) <= WHOLE else order.split(BLOCK)
+    blocks = [order] if len(order) <= SMALL_CATALOGUE else order.split(BLOCK)
     return [(block, block) for block in (each.sort().values for each in blocks)]
 
 
 def collect(solver: BlockSolver, blocks: Iterable[Block], most: int) -> CSR:
     """Solve block by block and keep the strongest partners of each source."""
     blocks = list(blocks)
-    if len(blocks) == 1 and solver.num_items <= WHOLE and solver.diagonal.device.type == "cpu":
+    if len(blocks) == 1 and solver.num_items <= SMALL_CATALOGUE and solver.diagonal.device.type == "cpu":
         block, targets = blocks[0]
         solved = solver.weights(block, targets)
         if solved is not None:

@@ -19,7 +19,7 @@ from beamtree.scorers.memory import PARTNERS
 
 WINDOW = 10  # events between the two of a pair, at most
 BACKWARD = 0.3  # weight of a pair in the opposite order
-POPULAR = 0.3  # power of popularity that weights are divided by
+POPULARITY_POWER = 0.3  # power of popularity that weights are divided by
 
 
 def next_partners(
@@ -28,7 +28,6 @@ def next_partners(
     *,
     window: int = WINDOW,
     backward: float = BACKWARD,
-    popular: float = POPULAR,
     most: int = PARTNERS,
 ) -> CSR:
     """Sequential rules: for each item those that follow it, w/gap for each pair, divided by popularity^0.3.
@@ -40,23 +39,22 @@ def next_partners(
         num_items: M.
         window: how many events apart two of a pair are at most.
         backward: weight of a pair in the opposite order.
-        popular: power of popularity that weights are divided by.
         most: partners of an item.
     """
     popularity = events.popularity(num_items)
     if events.offsets.device.type == "cpu":
-        scale = popularity.clamp(min=1).float() ** -popular
+        scale = popularity.clamp(min=1).float() ** -POPULARITY_POWER
         items = events.item_numbers().long()
         return CSR(*sparse.near_items(events.offsets, items, events.confidence(), window, backward, scale, most))
     with one_thread():
         matrix = sum_entries(near_pairs(events, window, backward), num_items, events.offsets.device)
-        return rules_of(matrix, torch.arange(num_items, device=events.offsets.device), popularity, popular, most)
+        return rules_of(matrix, torch.arange(num_items, device=events.offsets.device), popularity, most)
 
 
-def rules_of(matrix: ItemMatrix, items: Tensor, popularity: Tensor, popular: float, most: int) -> CSR:
+def rules_of(matrix: ItemMatrix, items: Tensor, popularity: Tensor, most: int) -> CSR:
     """The strongest rules of some items, given the pairs of near events and the popularity of all items."""
     index, column, value = ItemMatrix.rows(matrix, items)
-    return strongest(index, column, value / popularity.clamp(min=1)[column] ** popular, len(items), most)
+    return strongest(index, column, value / popularity.clamp(min=1)[column] ** POPULARITY_POWER, len(items), most)
 
 
 def near_pairs(events: Events, window: int = WINDOW, backward: float = BACKWARD) -> Iterator[Entries]:

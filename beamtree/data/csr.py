@@ -36,12 +36,12 @@ class CSR:
     def take(self, rows: Tensor) -> Self:
         """Some rows, in the order given."""
         _, entries = entries_of_rows(self.offsets, rows)
-        offsets = _offsets(self.offsets[rows + 1] - self.offsets[rows])
+        offsets = offsets_of(self.offsets[rows + 1] - self.offsets[rows])
         return self._with_entries(offsets, entries)
 
     def filter(self, mask: Tensor) -> Self:
         """The same rows with the entries of a mask [E]."""
-        return self._with_entries(pad(mask.cumsum(0), (1, 0))[self.offsets], mask)
+        return self._with_entries(offsets_of(mask)[self.offsets], mask)
 
     def head(self, most: int) -> Self:
         """The first `most` entries of each row."""
@@ -97,7 +97,8 @@ class CSR:
                 yield rows, columns, real.unsqueeze(2) & real.unsqueeze(1)
 
 
-def _offsets(counts: Tensor) -> Tensor:
+def offsets_of(counts: Tensor) -> Tensor:
+    """Where rows of these lengths [n] begin, and the end [n + 1]."""
     return pad(counts.cumsum(0), (1, 0))
 
 
@@ -112,7 +113,7 @@ def entries_of_rows(offsets: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
 def group_rows(row: Tensor, columns: Tensor, num_rows: int, values: Tensor | None = None) -> CSR:
     """Rows of entries [E] in any order; entries of a row keep theirs."""
     order = row.argsort(stable=True)
-    offsets = _offsets(torch.bincount(row, minlength=num_rows))
+    offsets = offsets_of(torch.bincount(row, minlength=num_rows))
     return CSR(offsets, columns[order], None if values is None else values[order])
 
 
@@ -135,9 +136,9 @@ def strongest(row: Tensor, column: Tensor, value: Tensor, num_rows: int, most: i
     order = value.abs().argsort(descending=True)
     order = order[row[order].argsort(stable=True)]
     row, column, value = row[order], column[order], value[order]
-    start = _offsets(torch.bincount(row, minlength=num_rows))
+    start = offsets_of(torch.bincount(row, minlength=num_rows))
     keep = (torch.arange(len(row), device=row.device) - start[row] < most) & (value != 0)
-    offsets = _offsets(torch.bincount(row[keep], minlength=num_rows))
+    offsets = offsets_of(torch.bincount(row[keep], minlength=num_rows))
     return CSR(offsets, column[keep].int(), value[keep].float())
 
 

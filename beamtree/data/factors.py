@@ -5,8 +5,8 @@ from functools import partial
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
+from beamtree.data.csr import offsets_of
 from beamtree.data.events import Events
 from beamtree.data.views import BeforeAfter
 from beamtree.kernels import sparse
@@ -56,7 +56,7 @@ def _principal_axes(matrix: Tensor) -> tuple[Tensor, Tensor]:
 def _products(row: Tensor, column: Tensor, value: Tensor, shape: tuple[int, int]) -> tuple[Product, Product]:
     """Products with a sparse matrix, whose rows rise, and with its transpose."""
     if row.device.type == "cpu":
-        offsets = pad(torch.bincount(row, minlength=shape[0]).cumsum(0), (1, 0))
+        offsets = offsets_of(torch.bincount(row, minlength=shape[0]))
         rows = offsets, column.int(), value
         return partial(sparse.multiply, rows), partial(sparse.multiply, sparse.transposed(rows, shape[1]))
     matrix = torch.sparse_coo_tensor(torch.stack([row, column]), value, shape, check_invariants=False).coalesce()

@@ -15,7 +15,7 @@ from typing import Any, overload
 
 import numpy as np
 
-WHOLE = re.compile(r"0|-?[1-9][0-9]{0,18}")  # int64, but for the last digit of the longest
+WHOLE_NUMBER = re.compile(r"0|-?[1-9][0-9]{0,18}")  # int64, but for the last digit of the longest
 
 Id = str | int
 Column = np.ndarray | list[str]  # of ids in a table: int64 [n], or text
@@ -190,7 +190,7 @@ def as_id(value: object) -> str:
 
 def is_integer(name: str) -> bool:
     """Whether a text is an integer as an int64 is written: no other text stands for the same number."""
-    return WHOLE.fullmatch(name) is not None and -(2**63) <= int(name) < 2**63
+    return WHOLE_NUMBER.fullmatch(name) is not None and -(2**63) <= int(name) < 2**63
 
 
 def check_integers(names: Iterable[str]) -> None:

@@ -43,6 +43,7 @@ from torch import Tensor
 
 from beamtree.data.ages import ItemStarts
 from beamtree.data.contexts import EventContexts
+from beamtree.data.csr import offsets_of
 from beamtree.data.events import Events
 from beamtree.data.factors import choose_factors, factors
 from beamtree.data.ids import Ids, sorted_ids
@@ -157,7 +158,7 @@ class Prepared:
                 times.append(view.events.times[view.events.span()][events.cpu()])
             if view.events.contexts is not None:
                 contexts.append(view.events.contexts.number[view.events.span()][events])
-        offsets = torch.nn.functional.pad(torch.cat(lengths).cumsum(0), (1, 0))
+        offsets = offsets_of(torch.cat(lengths))
         name = ", ".join(view.events.name for view in sections)
         all_weights, all_times = (torch.cat(each) if len(each) == len(parts) else None for each in (weights, times))
         clock = self.train.events.clock

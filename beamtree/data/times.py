@@ -14,8 +14,8 @@ from torch import Tensor
 from beamtree.errors import is_number, parse_number
 
 EPOCH = datetime.datetime(1970, 1, 1)
-UNITS = (1, 10**3, 10**6, 10**9)  # units of a Unix time per second
-PLAUSIBLE = (631_152_000, 4_102_444_800)  # 1990 and 2100 in Unix seconds; the ranges of two units do not overlap
+# By units per second, what Unix times between 1990 and 2100 are: no two of these ranges overlap.
+UNIX_TIMES = {unit: (631_152_000 * unit, 4_102_444_800 * unit) for unit in (1, 10**3, 10**6, 10**9)}
 DATES = (1990_01_01, 2099_12_31)  # the first and the last of digits alone
 MICRO, LARGEST = 10**6, 2**63 - 1
 DAY = 86_400  # seconds
@@ -25,15 +25,13 @@ Time = int | float
 
 def unix_unit(time: Time) -> int | None:
     """The units per second of a Unix time; None where it is not between 1990 and 2100 in any unit."""
-    first, end = PLAUSIBLE
-    return next((unit for unit in UNITS if first * unit <= time < end * unit), None)
+    return next((unit for unit, (first, end) in UNIX_TIMES.items() if first <= time < end), None)
 
 
 def common_unit(times: Tensor) -> int | None:
     """The units per second of most of these times, likewise."""
-    first, end = PLAUSIBLE
-    fitting = (unit for unit in UNITS if 2 * int(((times >= first * unit) & (times < end * unit)).sum()) > len(times))
-    return next(fitting, None)
+    counts = ((unit, int(((times >= first) & (times < end)).sum())) for unit, (first, end) in UNIX_TIMES.items())
+    return next((unit for unit, count in counts if 2 * count > len(times)), None)
 
 
 def convert(times: Any, unit: int, other: int) -> Any:

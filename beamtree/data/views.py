@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from beamtree.data.contexts import Values, value_numbers
+from beamtree.data.csr import offsets_of
 from beamtree.data.events import Events
 from beamtree.data.ids import Ids
 from beamtree.data.inputs import HISTORY, POOLING_WINDOWS, InputColumns, history_width
@@ -293,7 +294,7 @@ class SlidingWindows(View):
 
     def __post_init__(self) -> None:
         counts = (self.events.counts() - FIRST_TARGET).clamp(min=0)
-        object.__setattr__(self, "firsts", torch.nn.functional.pad(counts.cumsum(0), (1, 0)))
+        object.__setattr__(self, "firsts", offsets_of(counts))
 
     def __len__(self) -> int:
         return int(self.firsts[-1])

@@ -33,7 +33,7 @@ from beamtree.closed_form.ridge import (
     entries_of,
     strongest_partners,
 )
-from beamtree.closed_form.transitions import POPULAR, near_pairs, pairs_of_cuts, rules_of
+from beamtree.closed_form.transitions import near_pairs, pairs_of_cuts, rules_of
 from beamtree.data import Events
 from beamtree.data.csr import CSR, concatenate, group_rows, sum_duplicates
 from beamtree.data.factors import weighted_pairs
@@ -310,7 +310,7 @@ def sharded_rules(events: Events, num_items: int, most: int) -> CSR:
     own = own_users(events)
     matrix = sum_sharded(near_pairs(own), num_items, events.offsets.device)
     popularity = ranks().sum_(own.popularity(num_items))
-    return rules_of(matrix, own_rows(num_items, events.offsets.device), popularity, POPULAR, most)
+    return rules_of(matrix, own_rows(num_items, events.offsets.device), popularity, most)
 
 
 @one_thread()

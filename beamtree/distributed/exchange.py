@@ -9,9 +9,8 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
-from beamtree.data.csr import CSR, entries_of_rows
+from beamtree.data.csr import CSR, entries_of_rows, offsets_of
 from beamtree.distributed.group import ranks
 
 PULL_AT_ONCE = 1 << 19  # rows that a rank requests at once, unless one list is longer
@@ -46,12 +45,12 @@ class Route:
         theirs = ranks().exchange(lengths, self._received, self._sent)
         given = [int(part.sum()) for part in lengths.split(self._received)]
         taken = [int(part.sum()) for part in theirs.split(self._sent)]
-        _, entries = entries_of_rows(pad(theirs.cumsum(0), (1, 0)), self._order.argsort())
+        _, entries = entries_of_rows(offsets_of(theirs), self._order.argsort())
         counts = torch.empty_like(theirs)
         counts[self._order] = theirs
         columns = ranks().exchange(lists.columns, given, taken)[entries]
         values = None if lists.values is None else ranks().exchange(lists.values, given, taken)[entries]
-        return CSR(pad(counts.cumsum(0), (1, 0)), columns, values)
+        return CSR(offsets_of(counts), columns, values)
 
     def sender(self, device: torch.device) -> Tensor:
         """The rank that each received row came from."""

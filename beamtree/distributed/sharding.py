@@ -4,9 +4,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
-from beamtree.data.csr import CSR
+from beamtree.data.csr import CSR, offsets_of
 from beamtree.distributed.exchange import Route, own_rows, send_to_first
 from beamtree.distributed.group import ranks
 from beamtree.distributed.partition import Shard
@@ -65,7 +64,7 @@ class ShardedMemoryScorer(MemoryScorer):
             return None
         lengths, entries = ([size[i] for size in sizes] for i in (0, 1))
         parts = [
-            CSR(pad(count.cumsum(0), (1, 0)).cpu(), column.cpu(), value.cpu())
+            CSR(offsets_of(count).cpu(), column.cpu(), value.cpu())
             for count, column, value in zip(
                 counts.split(lengths), columns.split(entries), values.split(entries), strict=True
             )

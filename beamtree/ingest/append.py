@@ -112,7 +112,9 @@ def append_log(
     )
     times = None
     if "times" in data.description and "time" in arrays:
-        times = LogTimes.of(arrays["time"], lengths, _scale(data.description["times"]["unit"]))
+        unit = data.description["times"]["unit"]
+        scale = TimeScale(dates=unit == MICRO, unit=None if unit == MICRO else unit)
+        times = LogTimes.of(arrays["time"], lengths, scale)
     if options.by_time:
         assert times is not None
         sections = _sections_by_time(data, options, times, arrays.get("weight"))
@@ -246,11 +248,6 @@ def _sections(data: Prepared, split: str, lengths: Array, before: Array, weights
     section[is_new & (drawn < shares[0])] = VAL
     section[~eligible] = TRAIN  # also old users: what is to be predicted may now be in the first half
     return Sections(np.where(section == np.arange(len(SPLITS))[:, None], lengths, 0), None, HALVES)
-
-
-def _scale(unit: int | None) -> TimeScale:
-    """The scale of times that are so many units per second."""
-    return TimeScale(dates=unit == MICRO, unit=None if unit == MICRO else unit)
 
 
 def _sections_by_time(data: Prepared, split: SplitOptions, times: LogTimes, weights: Read | None) -> Sections:

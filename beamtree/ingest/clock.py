@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from beamtree.data.times import DAY, MICRO, PLAUSIBLE, UNITS
+from beamtree.data.times import DAY, MICRO, UNIX_TIMES
 from beamtree.ingest.arrays import Array, Read, user_ranges
 from beamtree.ingest.times import TimeScale
 
@@ -38,13 +38,12 @@ class LogTimes(NamedTuple):
     @classmethod
     def of(cls, read: Read, lengths: Array, scale: TimeScale) -> "LogTimes":
         """Those of a column of events, of which there is at least one."""
-        ends, count, plausible = list[int](), 0, np.zeros(len(UNITS), np.int64)
+        ends, count, plausible = list[int](), 0, np.zeros(len(UNIX_TIMES), np.int64)
         for time in _blocks(read, lengths):
             ends += [int(time.min()), int(time.max())]
             count += len(time)
-            bounds = ((PLAUSIBLE[0] * unit, PLAUSIBLE[1] * unit) for unit in UNITS)
-            plausible += [np.count_nonzero((time >= low) & (time < high)) for low, high in bounds]
-        most = (unit for unit, fitting in zip(UNITS, plausible.tolist(), strict=True) if 2 * fitting > count)
+            plausible += [np.count_nonzero((time >= low) & (time < high)) for low, high in UNIX_TIMES.values()]
+        most = (unit for unit, fitting in zip(UNIX_TIMES, plausible.tolist(), strict=True) if 2 * fitting > count)
         unit = MICRO if scale.dates else next(most, None)
         if not scale.dates and unit is not None:
             scale = scale._replace(unit=unit // scale.factor)

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable, Sequence
 
 import polars as pl
 
+from beamtree.data.times import DAY
 from beamtree.ingest.times import WHITESPACE, TimeScale
 
-HOUR, DAY = 3600, 86_400  # seconds
+HOUR = 3600  # seconds
 THURSDAY = 3  # the first day of 1970, counted from Monday
 DERIVED: dict[str, Callable[[pl.Expr], pl.Expr]] = {  # from seconds since 1970, in UTC
     "hour": lambda seconds: seconds // HOUR % 24,

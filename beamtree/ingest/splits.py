@@ -39,7 +39,7 @@ from beamtree.ingest.times import TimeScale, detect_unix_unit
 HALVES, LEAVE_ONE_OUT, TIME, PAIRS = "halves", "leave-one-out", "time", "pairs"
 PAIRS_SHARE = 0.1  # that are held out, where a split of pairs names no share
 TRAIN, VAL, TEST = map(SPLITS.index, ("train", "val", "test"))
-WHOLE = SECTIONS.index(ALL)
+ALL_EVENTS = SECTIONS.index(ALL)
 MAX_EVAL_USERS, EVAL_FRACTION = 1000, 20  # one user in 20, at most 1,000, validate, and as many test
 MAX_VAL_USERS, TEST_FRACTION = 6000, 4  # of a split by time or pairs: one in 4, at most 1,000, test
 MIN_CUT_USERS = 200  # with something to predict, from which a split by time or of pairs is the default
@@ -180,7 +180,8 @@ def split_log_events(
 def halves(lengths: Array, split: SplitOptions, has_target: Array) -> Sections:
     """Each user in one section, with all events; only users with a target validate or test."""
     num_users = len(lengths)
-    default = _default_users(int(np.count_nonzero(has_target))) if num_users > 2 else 0
+    enough = max(1, int(np.count_nonzero(has_target)) // EVAL_FRACTION)
+    default = min(MAX_EVAL_USERS, enough) if num_users > 2 else 0
     val, test = (default if count is None else count for count in (split.val_users, split.test_users))
     if val + test >= num_users:
         raise ValueError(
@@ -274,7 +275,7 @@ def _drawn(split: SplitOptions, lengths: Array, before: Array, both: Array, who:
         )
     order = both[np.random.default_rng(split.seed).permutation(len(both))]
     take = np.zeros((len(SECTIONS), len(lengths)), np.int64)
-    take[TRAIN], take[WHOLE] = before, lengths
+    take[TRAIN], take[ALL_EVENTS] = before, lengths
     for section, drawn in ((TEST, order[:test]), (VAL, order[test : test + val])):
         take[section, drawn] = lengths[drawn]
     return take
@@ -357,7 +358,3 @@ def share_of_pairs(split: str) -> float:
 def _with_target(has_target: Array) -> str:
     """What a message adds where only some events are to be predicted."""
     return "" if has_target.all() else " and one to predict (`target`)"
-
-
-def _default_users(num_users: int) -> int:
-    return min(MAX_EVAL_USERS, max(1, num_users // EVAL_FRACTION))

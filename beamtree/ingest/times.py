@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import polars as pl
 
-from beamtree.data.times import DATES, DAY, EPOCH, MICRO, PLAUSIBLE, UNITS, parse_date
+from beamtree.data.times import DATES, DAY, EPOCH, MICRO, UNIX_TIMES, parse_date
 from beamtree.errors import is_number
 
 WHITESPACE = "".join(filter(str.isspace, map(chr, range(0x3001))))  # what str.strip() removes, as at retrieval
@@ -178,10 +178,9 @@ def _first_value(sample: str | None) -> str:
 def detect_unix_unit(events: pl.LazyFrame, scale: TimeScale) -> TimeScale:
     """The scale with the unit of Unix times that fits most of the numbers, if there is one."""
     number = pl.col("time").cast(pl.Float64) / scale.factor
-    first, end = PLAUSIBLE
-    inside = {str(unit): number.is_between(first * unit, end * unit, closed="left").sum() for unit in UNITS}
+    inside = {str(unit): number.is_between(*ends, closed="left").sum() for unit, ends in UNIX_TIMES.items()}
     stats = events.select(times=pl.col("time").count(), **inside).collect(engine="streaming").row(0, named=True)
-    return scale._replace(unit=next((unit for unit in UNITS if 2 * stats[str(unit)] > stats["times"]), None))
+    return scale._replace(unit=next((unit for unit in UNIX_TIMES if 2 * stats[str(unit)] > stats["times"]), None))
 
 
 def latest_time(events: pl.LazyFrame, scale: TimeScale | None) -> int | None:

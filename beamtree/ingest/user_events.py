@@ -11,6 +11,7 @@ import torch
 
 from beamtree.data import BeforeAfter, Events, Ids
 from beamtree.data.contexts import EventContexts
+from beamtree.data.csr import offsets_of
 from beamtree.data.times import common_unit
 from beamtree.data.views import KnownUsers, OtherUsers
 from beamtree.ingest.columns import USUAL_COLUMNS, LogColumns
@@ -98,7 +99,7 @@ def read_users(
     rows = rows.with_columns(number=pl.when(unknown).then(new_number).otherwise(pl.col("number")).cast(pl.Int64))
     counts = rows.group_by("user", maintain_order=True).agg(pl.len(), before=(~pl.col("after")).sum())
     lengths, cuts = (torch.from_numpy(counts[name].cast(pl.Int64).to_numpy().copy()) for name in ("len", "before"))
-    offsets = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
+    offsets = offsets_of(lengths)
     times = torch.from_numpy(rows["time"].to_numpy().copy()) if "time" in rows.columns else None
     items = torch.from_numpy(rows["number"].to_numpy().copy())
     contexts = None
@@ -140,7 +141,7 @@ def _known_users(
         warnings.warn(message, UserWarning, stacklevel=4)
     if not names:
         raise ValueError("the model knows all items of these users: there is nothing to evaluate")
-    offsets = torch.nn.functional.pad(torch.tensor(lengths).cumsum(0), (1, 0))
+    offsets = offsets_of(torch.tensor(lengths))
     events = Events(offsets, torch.tensor(items), "other items of known users", ids)
     user_rows = range(len(names))
     return KnownUsers(events, torch.tensor(cuts), user_ids=Ids(names), user_rows=user_rows, num_items=len(ids))

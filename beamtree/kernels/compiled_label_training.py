@@ -7,7 +7,7 @@ import numpy as np
 
 from beamtree.kernels.compiled_shared import FASTMATH, compiled
 
-WHOLE = 3  # rounds of the solver in which no document is set aside
+FULL_ROUNDS = 3  # rounds of the solver in which no document is set aside
 LOW = np.uint64((1 << 32) - 1)  # bits
 
 
@@ -118,7 +118,7 @@ def _coordinate_descent(offsets, columns, values, squares, target, width, C, tol
                 gradient += weights[columns[entry]] * values[entry]
             gradient = gradient * sign - np.float32(1) + before * diagonal
             if before == 0 and gradient > aside:
-                if number < WHOLE:
+                if number < FULL_ROUNDS:
                     place += 1
                 else:
                     active -= 1

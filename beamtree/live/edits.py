@@ -8,18 +8,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from beamtree.closed_form.cooccurrence import sum_products
-from beamtree.data.csr import CSR, entries_of_rows, group_rows, strongest, sum_duplicates
+from beamtree.closed_form.cooccurrence import Entries, sum_products
+from beamtree.data.csr import CSR, entries_of_rows, group_rows, offsets_of, strongest, sum_duplicates
 from beamtree.data.ids import Ids
 from beamtree.live.placement import MAX_SOURCES, RECENCY, FreeSlots, Placement
 from beamtree.model import TreeModel
-from beamtree.parts.memory import MemoryPart
+from beamtree.parts.memory import MEMORY
 from beamtree.scorers import MemoryScorer, NewItems, Scorer, SumScorer, as_sum
 from beamtree.scorers.memory import PARTNERS
 from beamtree.tree import PAD, Tree
 
 ADDED = "added"  # a part of a sum: partners of items added later
-MEMORY = MemoryPart.name
 
 
 def with_items(
@@ -47,7 +46,7 @@ def with_items(
     similar = torch.cat([torch.empty(0, dtype=torch.int64), *(placement.items for placement in placements)])
     all_shares = torch.cat([torch.empty(0), *(placement.shares for placement in placements)])
     leaves = tree.leaf_of_item(similar.to(tree.device)).cpu()
-    like = CSR(pad(counts.cumsum(0), (1, 0)), similar, all_shares).filter(leaves != PAD)
+    like = CSR(offsets_of(counts), similar, all_shares).filter(leaves != PAD)
     slots, ends = FreeSlots(tree, reserved), like.offsets.tolist()
     near = (leaves[leaves != PAD] - tree.level(tree.height).start).tolist()
     shares = all_shares[leaves != PAD].tolist()
@@ -118,11 +117,8 @@ def added_edges(scorer: Scorer) -> PartnerEdges:
 def memory_of(edges: PartnerEdges, num_items: int) -> MemoryScorer:
     """A memory of these edges; the weights of equal pairs are summed."""
     key, weight = sum_duplicates(edges.source * num_items + edges.target, edges.weight)
-    offsets = pad(torch.bincount(key // num_items, minlength=num_items).cumsum(0), (1, 0))
+    offsets = offsets_of(torch.bincount(key // num_items, minlength=num_items))
     return MemoryScorer.from_partners([CSR(offsets, (key % num_items).int(), weight)], [RECENCY])
-
-
-Entries = tuple[Tensor, Tensor, Tensor]  # index of one of some items, its partner or source, and the weight [E] each
 
 
 def incoming(memory: MemoryScorer, items: Tensor) -> Entries:

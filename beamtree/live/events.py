@@ -9,7 +9,7 @@ import numpy as np
 
 from beamtree.data import Prepared
 from beamtree.data.inputs import NO_TIME
-from beamtree.data.times import MICRO, Time, as_time, unix_unit
+from beamtree.data.times import MICRO, Time, as_time, convert, unix_unit
 from beamtree.query import logged_events
 
 
@@ -35,14 +35,14 @@ def is_before(event: Event, before: Time | None) -> bool:
     return before is not None and (when is None or when < before)
 
 
-def in_seconds(event: Event, logged: int = NO_TIME) -> int:
-    """When an event happened, or else was received, in seconds since 1970; NO_TIME where neither is known.
+def in_seconds(event: Event, logged: int = NO_TIME, unit: int = 1) -> int:
+    """When an event happened, or else was received, since 1970 in `unit` per second; NO_TIME where neither is known.
 
     One without a time of its own is no older than those that are `logged`, also where a log is ahead of this clock.
     """
     if event.time is not None and is_date(event.time):
-        return int(event.time // MICRO)
-    return NO_TIME if event.received is None else max(logged, int(event.received // MICRO))
+        return int(convert(int(event.time), MICRO, unit))
+    return NO_TIME if event.received is None else max(logged, int(convert(event.received, MICRO, unit)))
 
 
 def now() -> int:

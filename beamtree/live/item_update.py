@@ -23,7 +23,7 @@ PLACING = ("like", "histories", "vector")  # fields of a `NewItem` that are no a
 ItemFields = Mapping[str, Any]
 
 
-class Batch(NamedTuple):
+class ItemValues(NamedTuple):
     """Values of the same columns for several items."""
 
     rows: np.ndarray  # which of the items of an update [n]
@@ -35,7 +35,7 @@ class ItemUpdate(NamedTuple):
 
     items: Sequence[str]  # ids, each once
     placing: Mapping[str, ItemFields] = {}  # by id: what says where an item is placed
-    batches: Sequence[Batch] = ()
+    batches: Sequence[ItemValues] = ()
     bare: frozenset[str] = frozenset()  # ids that come with nothing
     new: NewColumns | None = None  # columns that the catalogue does not have
     vectors: Any = None  # of all items, a series of Polars: for those that the model does not have
@@ -91,7 +91,7 @@ def _of_fields(items: Mapping[Any, Any], catalogue: Catalogue, has_vectors: bool
             if column in values:
                 raise ValueError(f"item {names[0][:80]!r}: {field!r} is the column {column!r}: give one of them")
             values[column] = typed
-        batches.append(Batch(np.array([*map(row_of.__getitem__, names)]), values))
+        batches.append(ItemValues(np.array([*map(row_of.__getitem__, names)]), values))
     return ItemUpdate([*row_of], placing, batches, frozenset(bare))
 
 
@@ -120,7 +120,7 @@ def _of_table(table: Any, catalogue: Catalogue, has_vectors: bool) -> ItemUpdate
     items, values, new = read_changes(listed, catalogue, leave_out=None if is_attribute else vectors)
     if not values:
         return ItemUpdate(items, bare=frozenset(items) if vectors is None else frozenset())
-    batches = [Batch(np.arange(len(items)), values)]
+    batches = [ItemValues(np.arange(len(items)), values)]
     return ItemUpdate(items, batches=batches, new=new, vectors=None if vectors is None else listed.columns[vectors])
 
 
@@ -132,7 +132,7 @@ def recorded_update(
     Returns the catalogue with columns for all of them, and the changes. Values of another kind than a column has now
     are left out, with a warning.
     """
-    row_of, batches, new = {name: row for row, name in enumerate(items)}, list[Batch](), dict[str, Any]()
+    row_of, batches, new = {name: row for row, name in enumerate(items)}, list[ItemValues](), dict[str, Any]()
     for field, by_item in values.items():
         names, given = list(by_item), list(by_item.values())
         try:
@@ -146,7 +146,7 @@ def recorded_update(
         except ValueError as error:
             log.warning("changes of %r are not used: %s", field, error)
             continue
-        batches.append(Batch(np.fromiter(map(row_of.__getitem__, names), np.int64, len(names)), {column: typed}))
+        batches.append(ItemValues(np.fromiter(map(row_of.__getitem__, names), np.int64, len(names)), {column: typed}))
     if new:
         roles = dict.fromkeys(ROLES) if catalogue.table is None else catalogue.table.roles
         catalogue = catalogue.with_columns(NewColumns(new, roles))

@@ -12,14 +12,14 @@ from beamtree.classify.matrix import Matrix, from_dicts
 from beamtree.data.ids import as_id, is_integer
 from beamtree.live.journal import Journal, count_changes, unknown_kind
 
-Documents = list[str] | list[dict[str, float]]  # texts, or values by number of a feature
+SentDocuments = list[str] | list[dict[str, float]]  # texts, or values by number of a feature
 
 
 class LiveLabel(NamedTuple):
     """What was sent about a label."""
 
     name: str | None = None  # None: the one that it was trained with, if any
-    documents: Documents | None = None  # besides those of the training
+    documents: SentDocuments | None = None  # besides those of the training
     hidden: bool = False
 
 
@@ -135,7 +135,7 @@ class LiveClassifier:
         self._labels, self._features = labels, features
         self.snapshot = ClassifierSnapshot(version, classifier)
 
-    def _features_of(self, label: str, documents: Documents) -> Matrix:
+    def _features_of(self, label: str, documents: SentDocuments) -> Matrix:
         try:
             width = self._trained.model.num_features
             rows = [each for each in documents if isinstance(each, dict)]

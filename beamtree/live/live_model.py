@@ -43,7 +43,6 @@ from beamtree.live.placement import (
     like_popular,
     like_vector,
 )
-from beamtree.live.trends import LiveTrends
 from beamtree.live.users import Users
 from beamtree.model import TreeModel
 from beamtree.query import History
@@ -173,7 +172,7 @@ class LiveModel:
         self._absent: dict[str, dict[str, Any]] = {}  # recorded values of items that this model does not have
         self._user_events = UserEvents(None if data is None else TrainingLog(data), saved.events)
         self._dislikes = {user: list(items) for user, items in saved.dislikes.items()}
-        self._trends, self._part_events = LiveTrends(model), PartEvents()
+        self._part_events = PartEvents()
         self._background: BackgroundUsers | None = None
         self._content: Content | None = None
         self._slot_cooldown, self._freed = slot_cooldown, list[tuple[float, int]]()  # (time, slot)
@@ -324,7 +323,7 @@ class LiveModel:
 
     def replace_model(self, model: TreeModel) -> None:
         """Continue with another model of the same items, such as one with parts refitted to all recorded events."""
-        self._trends.refitted(model)
+        model = self._part_events.refitted(model)
         self.snapshot = self.snapshot._replace(version=self.version + 1, model=model)
         self._background = self._content = None
 
@@ -362,7 +361,7 @@ class LiveModel:
             entries[0]["id"] = request
         self._write(*entries)
         self._user_events.add(new, {} if request is None else {request: received})
-        self._publish(self.snapshot._replace(model=self._with_events(self.model, new)), len(entries))
+        self._publish(self.snapshot._replace(model=self._part_events.add(self.model, new)), len(entries))
         return len(self.ids.find_known(event.item for row in new.values() for event in row))
 
     def is_future(self, time: Time) -> bool:
@@ -383,7 +382,7 @@ class LiveModel:
         if not self._user_events.is_retired(before):
             self._write({"kind": "retire", "before": before})
             self._user_events.retire(before)
-            self._publish(self.snapshot._replace(model=self._trends.retire(self.model, before)), 1)
+            self._publish(self.snapshot._replace(model=self._part_events.retire(self.model, before)), 1)
         return count
 
     # Applying changes
@@ -405,7 +404,7 @@ class LiveModel:
         self._items.update(change.known)
         for name in [name for name, item in change.known.items() if item == NewItem()]:
             del self._items[name]
-        model = self._trends.add_items(self._part_events.add_items(change.snapshot.model, new), new)
+        model = self._part_events.add_items(change.snapshot.model, new)
         self._publish(change.snapshot._replace(model=model), change.num_changes)
 
     def _hide(self, names: Sequence[str]) -> None:
@@ -675,16 +674,11 @@ class LiveModel:
                 raise unknown_kind(kind)
         apply_pending()
         added_events = self._user_events.replay(entries, self._digest, more_follow)
-        model = self._with_events(self.model, added_events)
+        model = self._part_events.add(self.model, added_events)
         for entry in entries:
             if entry["kind"] == "retire":
-                model = self._trends.retire(model, entry["before"])
+                model = self._part_events.retire(model, entry["before"])
         self.snapshot = self.snapshot._replace(version=version, model=model)
-
-    def _with_events(self, model: TreeModel, events: Mapping[str, Sequence[Event]]) -> TreeModel:
-        """The model whose parts know the events of some users."""
-        model = self._part_events.add(model, [event for row in events.values() for event in row])
-        return self._trends.add(model, events)
 
     def _replay_added(self, entries: Mapping[str, Mapping[str, Any]]) -> None:
         """Add items, or show them, with what their entries say."""

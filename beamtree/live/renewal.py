@@ -18,11 +18,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from beamtree.beam import default_beam_size
 from beamtree.data import BeforeAfter, Events, Prepared, load_data
-from beamtree.data.csr import entries_of_rows, strongest, sum_duplicates
+from beamtree.data.csr import entries_of_rows, offsets_of, strongest, sum_duplicates
 from beamtree.data.views import OtherUsers
 from beamtree.errors import explain_full_disk, requires, short_message
 from beamtree.evaluate import evaluate, search_function
@@ -367,7 +366,7 @@ def _some(events: Events, kept: Tensor, name: str) -> Events:
     weights = None if weights is None else weights[kept]
     contexts = None if events.contexts is None else events.contexts.of(events.span()).of(kept)
     lengths = torch.bincount(torch.repeat_interleave(events.counts())[kept], minlength=len(events))
-    offsets = pad(lengths.cumsum(0), (1, 0))
+    offsets = offsets_of(lengths)
     times = None if events.times is None else events.times[events.span()][kept]
     return Events(offsets, events.item_numbers()[kept], name, events.ids, weights, times, contexts, events.clock)
 

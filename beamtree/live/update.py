@@ -6,9 +6,10 @@ from collections.abc import Collection, Mapping, Sequence
 import torch
 
 from beamtree.data import HISTORY, BeforeAfter, Events, Prepared
+from beamtree.data.csr import offsets_of
 from beamtree.data.inputs import NO_TIME
 from beamtree.data.times import MICRO, as_date, as_seconds, as_time, convert
-from beamtree.live.events import Event, is_date, now
+from beamtree.live.events import in_seconds, now
 from beamtree.live.live_model import LiveModel
 from beamtree.live.placement import NewItem
 from beamtree.live.refit import fitted_sections, has_closed_form, refit_parts, seed_of
@@ -105,7 +106,7 @@ def _all_events(data: Prepared, sections: Sequence[BeforeAfter], live: LiveModel
             if number is not None:
                 owners.append(rows[user])
                 items.append(number)
-                moments.append(NO_TIME if events.clock is None else _moment(event, events.clock, logged))
+                moments.append(NO_TIME if events.clock is None else in_seconds(event, logged, events.clock))
     owner = torch.cat([torch.repeat_interleave(events.counts()), torch.tensor(owners, dtype=torch.int64)])
     item = torch.cat([events.item_numbers().long(), torch.tensor(items, dtype=torch.int64)])
     weights = events.own_weights()
@@ -122,7 +123,7 @@ def _all_events(data: Prepared, sections: Sequence[BeforeAfter], live: LiveModel
             by_time = times.argsort(stable=True)
             order = by_time[owner[by_time].argsort(stable=True)]
         times = times[order]
-    offsets = torch.nn.functional.pad(torch.bincount(owner, minlength=len(rows)).cumsum(0), (1, 0))
+    offsets = offsets_of(torch.bincount(owner, minlength=len(rows)))
     weights, name = None if weights is None else weights[order], f"{events.name}, {len(items)} more"
     return Events(offsets, item.int()[order], name, events.ids, weights, times, clock=events.clock)
 
@@ -132,10 +133,3 @@ def _newest(events: Events, row: int) -> int:
     if events.times is None or row >= len(events) or events.offsets[row] == events.offsets[row + 1]:
         return NO_TIME
     return int(events.times[events.offsets[row + 1] - 1])
-
-
-def _moment(event: Event, clock: int, logged: int) -> int:
-    """The time of a recorded event in units of the log, of whose user it has events up to `logged`."""
-    if event.time is not None and is_date(event.time):
-        return int(convert(int(event.time), MICRO, clock))
-    return NO_TIME if event.received is None else max(logged, int(convert(event.received, MICRO, clock)))

@@ -12,15 +12,15 @@ from beamtree.progress import log
 from beamtree.scorers import Scorer, SumScorer
 from beamtree.tree import Tree
 
-LOSS = 2.0  # how much a loss of recall at one cut counts, beside gains at others
-WHOLE = "sum"  # the name of a sum among candidates, where its parts keep their weights
+LOSS_WEIGHT = 2.0  # how much a loss of recall at one cut counts, beside gains at others
+SUM = "sum"  # the name of a sum among candidates, where its parts keep their weights
 
 
 class Gain(NamedTuple):
     """What validation users find more, relative to the mean recall before."""
 
     mean: float
-    worth: float  # the same, where a loss at a cut counts `LOSS` times
+    worth: float  # the same, where a loss at a cut counts `LOSS_WEIGHT` times
     error: float  # the standard error of the mean
 
     @classmethod
@@ -28,7 +28,7 @@ class Gain(NamedTuple):
         """The gain of users from their recall before and after, at each cut [U, cuts] each."""
         rise = (after - before) / before.mean(0).clamp(min=1e-9)
         error = float(rise.mean(1).std() / len(rise) ** 0.5) if len(rise) > 1 else 1.0
-        return cls(float(rise.mean()), float(weigh_losses(rise.mean(0), LOSS).mean()), error)
+        return cls(float(rise.mean()), float(weigh_losses(rise.mean(0), LOSS_WEIGHT).mean()), error)
 
     def is_certain(self, errors: float = 1.0, least: float = 0.0) -> bool:
         """Whether it is worth more than so many standard errors, and than the least gain that pays."""
@@ -87,14 +87,14 @@ class Acceptance:
         """The sum with these scorers, with the weights of the highest recall."""
         candidates = self._candidates({**self._active, **tried})
         start = self._start | dict.fromkeys(tried, 0.0)
-        weights = self._processes.broadcast(choose_weights(candidates, start, loss=LOSS))
+        weights = self._processes.broadcast(choose_weights(candidates, start, loss=LOSS_WEIGHT))
         return self._trial(candidates, start, weights, tried)
 
     def measure_beside(self, name: str, scorer: Scorer) -> Trial:
-        """The sum, whose parts keep their weights and whose name is then `WHOLE`, beside one scorer."""
-        candidates = self._candidates({WHOLE: self.parts, name: scorer})
+        """The sum, whose parts keep their weights and whose name is then `SUM`, beside one scorer."""
+        candidates = self._candidates({SUM: self.parts, name: scorer})
         unit = float(candidates.units[1] / candidates.units[0])
-        start = {WHOLE: 1.0, name: 0.0}
+        start = {SUM: 1.0, name: 0.0}
         before = candidates.user_recalls(start)
 
         def gain(weights: dict[str, float]) -> float:

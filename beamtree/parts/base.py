@@ -5,8 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from torch import nn
-
 from beamtree.closed_form.part_weights import USERS
 from beamtree.data import BeforeAfter, Events, Prepared
 from beamtree.data.inputs import WHOLE_HISTORY
@@ -15,10 +13,6 @@ from beamtree.parts.processes import ALONE, Processes
 from beamtree.progress import OnProgress, no_progress
 from beamtree.scorers import Scorer, SumScorer
 from beamtree.tree import Tree
-
-# Names that no part from outside may have: what the closed form records, and its lists of partners.
-RECORDS = {"weights", "scales", "calibration", "same", "vanished", "partners"}
-RECORDS |= {"together", "graph", "next", "follows", "added"}
 
 if TYPE_CHECKING:
     from beamtree.data.catalogue import Catalogue
@@ -121,20 +115,6 @@ class Part(ABC):
             percent = f"{100 * gain:.1f} %"
             return [f"The {self.name} part raises recall on {users:,} validation users by {percent} of what it was."]
         return [f"The {self.name} part was left out: {users:,} validation users do not find more with it."]
-
-
-def check_parts(parts: object) -> None:
-    """Raise a ValueError in one line where these are not parts that a sum can have."""
-    if not isinstance(parts, Sequence) or isinstance(parts, str):
-        raise ValueError(f"parts={parts!r}: give a list of parts")
-    for part in parts:
-        if not isinstance(part, Part):
-            raise ValueError(f"`parts`: {part!r} is no part: give objects of classes that derive from Part")
-        name, kind = getattr(part, "name", None), type(part)
-        if not isinstance(name, str) or not name.isidentifier() or name in RECORDS or hasattr(nn.ModuleDict, name):
-            raise ValueError(f"`parts`: {kind.__name__}.name={name!r}: give it another word for a name")
-        if kind.fit is Part.fit and kind.add is Part.add and not issubclass(kind, ClosedFormPart):
-            raise ValueError(f"`parts`: {kind.__name__} needs a method fit")
 
 
 class FittedCandidates(NamedTuple):

@@ -46,12 +46,12 @@ TRIAL_ITEMS = 1 << 17  # in a trial of λ, only the most popular items are solve
 MIN_REPEAT_SHARE = 0.005  # share of repeats among targets below which a history is excluded
 DEFAULTS = {"factors": 1.0, "together": 0.5, "next": 1.0, "repeats": 0.5}  # weights without validation users
 HALF_LIFE = "half-life"  # of events, in seconds: what it is recorded as, and the stage in which it is chosen
-HALF_LIVES = (1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32, 1 / 64)  # as shares of the log's length
-HALF_LIFE_SHARE = 3
+LOG_SHARES = (1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32, 1 / 64)  # half-lives that are tried, as shares of the log's length
+HALF_LIFE_TIME = 3  # the share of the time
 MISSES = 2  # half-lives in a row that are no better, after which no shorter one is tried
 LEAST_GAIN = 0.01  # of quality, that a shorter half-life must bring
 WEIGHTS = "weights"  # the stage in which they are chosen, and its share of the time
-WEIGHTS_SHARE = 7
+WEIGHTS_TIME = 7
 SAME_ITEMS = 10  # items of a list, where it is seen whether all users get the same
 EARLIER_GRIDS: dict[str, Sequence[Any]] = {  # models of beamtree 0.2 record a place in one of these
     "factors, λ and α₀": STRENGTHS,
@@ -67,8 +67,8 @@ class ClosedForm(Fitting):
 
     def __post_init__(self) -> None:
         self.own = [part for part in self.parts if isinstance(part, ClosedFormPart)]
-        shares = {HALF_LIFE: HALF_LIFE_SHARE} if self.fitted_events.span_of_time() else {}
-        shares |= {name: share for part in self.own for name, share in part.stages.items()} | {WEIGHTS: WEIGHTS_SHARE}
+        shares = {HALF_LIFE: HALF_LIFE_TIME} if self.fitted_events.span_of_time() else {}
+        shares |= {name: share for part in self.own for name, share in part.stages.items()} | {WEIGHTS: WEIGHTS_TIME}
         shares |= {name: share for part in self.own for name, share in part.last_stages.items()}
         self.stages = Stages("Fitting the closed form", shares, self.on_progress)
         self.log: Events = self.fitted_events.to(self.device)
@@ -113,7 +113,7 @@ class ClosedForm(Fitting):
         span = self.log.span_of_time()
         if not span:
             return
-        self.stages.begin(HALF_LIFE, 1 + len(HALF_LIVES))
+        self.stages.begin(HALF_LIFE, 1 + len(LOG_SHARES))
         if HALF_LIFE not in self.hyperparameters:
             earlier = "weights" in self.hyperparameters  # of a fit that had none
             self.hyperparameters[HALF_LIFE] = (
@@ -141,7 +141,7 @@ class ClosedForm(Fitting):
             return self.processes.broadcast(float(total))
 
         chosen, best, missed = 0.0, quality(0.0), 0
-        for share in HALF_LIVES:
+        for share in LOG_SHARES:
             found, missed = quality(share * span), missed + 1
             if found >= best * (1 + LEAST_GAIN):
                 chosen, best, missed = share * span, found, 0

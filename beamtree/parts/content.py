@@ -11,16 +11,15 @@ from beamtree.data.catalogue import Catalogue
 from beamtree.data.csr import CSR, group_rows
 from beamtree.errors import requires
 from beamtree.model import TreeModel
-from beamtree.parts.acceptance import WHOLE, Acceptance
+from beamtree.parts.acceptance import SUM, Acceptance
 from beamtree.parts.base import Fitting, Part
-from beamtree.parts.memory import MemoryPart
+from beamtree.parts.memory import MEMORY
 from beamtree.scorers import MemoryScorer, Scorer, SumScorer, as_sum, with_inputs
 from beamtree.scorers.memory import recency_weights
 from beamtree.tree import PAD, Tree
 
 CONTENT = "content"  # the weight of the last list of the memory in the hyperparameters, if that is of similar features
-MEMORY = MemoryPart.name
-PARTNERS = 30  # of an item, with similar features
+MAX_SIMILAR = 30  # of an item, with similar features
 POWER = 2  # they count by their cosine to this power
 MAX_ENTRIES_READ = 20_000  # entries of the features of other items that are read for these, of one item
 MIN_Z = 2.5  # standard errors that the gain must be above 0: most tables of items say little that the log does not
@@ -55,7 +54,7 @@ class KnownItems:
 
     def partners(self, num_items: int) -> CSR:
         """For each item, others with similar features, weighted by a power of the cosine."""
-        nearest, cosines = self.matrix.nearest(self.matrix, PARTNERS + 1, MAX_ENTRIES_READ)
+        nearest, cosines = self.matrix.nearest(self.matrix, MAX_SIMILAR + 1, MAX_ENTRIES_READ)
         itself = torch.arange(len(nearest)).unsqueeze(1)
         real = (cosines > 0) & (nearest != itself)
         row, column = self.items[itself.expand_as(nearest)[real]], self.items[nearest[real]]
@@ -117,7 +116,7 @@ def with_similar_items(
     trial = acceptance.measure_beside(CONTENT, list_of_similar)
     if not trial.accepted:
         return scorer
-    weight, memory = trial.weights[CONTENT] / trial.weights[WHOLE], scorer.part(MEMORY)
+    weight, memory = trial.weights[CONTENT] / trial.weights[SUM], scorer.part(MEMORY)
     assert isinstance(memory, MemoryScorer)
     more = memory.with_list(partners, RECENCY * weight / measured.weight_of(MEMORY))
     changed = scorer.with_parts({MEMORY: more})

@@ -45,7 +45,7 @@ class ContextPart(Part):
             weights = [trial.weights.pop(name) for name in names]
         if trial is not None and trial.accepted:
             part = context_scorer(tree, factors, [weight / max(weights) for weight in weights])
-            fit_inner_nodes(part, tree, data.train.events, fitting.seed)
+            fit_to_contexts(part, tree, data.train.events, fitting.seed)
             trial.weights[CONTEXT] = max(weights)
         result = acceptance.result(self.name, part, trial)
         result.hyperparameters[CONTEXT] |= {"columns": columns}
@@ -61,7 +61,7 @@ class ContextPart(Part):
         part = context_scorer(
             tree, fit_contexts(events, tree.num_items, fitting.processes.broadcast), before.weights.tolist()
         )
-        fit_inner_nodes(part, tree, events, fitting.seed)
+        fit_to_contexts(part, tree, events, fitting.seed)
         return {self.name: part}
 
 
@@ -73,7 +73,7 @@ def context_scorer(tree: Tree, factors: ContextFactors, weights: Sequence[float]
     return scorer.to(tree.device)
 
 
-def fit_inner_nodes(part: ContextScorer, tree: Tree, events: Events, seed: int) -> None:
+def fit_to_contexts(part: ContextScorer, tree: Tree, events: Events, seed: int) -> None:
     """Fit the vectors of inner nodes to the best item below them, for contexts of some events."""
     assert events.contexts is not None
     number, generator = events.contexts.number[events.span()], torch.Generator().manual_seed(mix(seed, 11))

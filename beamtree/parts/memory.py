@@ -8,7 +8,7 @@ from torch import Tensor
 
 from beamtree.closed_form.cooccurrence import LONGEST
 from beamtree.closed_form.part_weights import CUTS
-from beamtree.closed_form.ridge import FEATURES, PENALTIES, WHOLE
+from beamtree.closed_form.ridge import FEATURES, PENALTIES, SMALL_CATALOGUE
 from beamtree.data.csr import CSR
 from beamtree.data.inputs import HISTORY
 from beamtree.parts.base import ClosedFormPart, FittedCandidates
@@ -17,14 +17,15 @@ from beamtree.progress import log
 from beamtree.scorers import MemoryScorer, Scorer
 from beamtree.scorers.memory import PARTNERS, recency_weights
 
+MEMORY = "memory"  # the name of the part
 FIRST_CUTS = (10, 50)  # cuts at which λ of co-occurrence is chosen: factors dominate at larger m
-USERS = "together, users"  # a, where a user of n items counts n⁻ᵃ among those that chose items together
+USER_POWER = "together, users"  # a, where a user of n items counts n⁻ᵃ among those that chose items together
 USER_POWERS = (0.0, 0.25, 0.5)
 FOLLOW = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0, 1e4)  # λ of transitions
 FOLLOW_POWER = 0.5  # of recency weights of transitions
 ENTRIES = 1_500_000  # total partners in a small catalogue, where that is more than PARTNERS per item
 NEWEST = 20  # events of a history that sequential rules use
-LOSS = 1e-3  # relative loss of recall that is accepted for half the partners
+ACCEPTED_LOSS = 1e-3  # relative loss of recall that is accepted for half the partners
 PAIRS = 40_000_000  # pairs of past events sampled for transitions
 
 
@@ -42,7 +43,7 @@ class PartnerList(NamedTuple):
 class MemoryPart(ClosedFormPart):
     """One memory of up to four lists; each is weighed as a candidate of its own."""
 
-    name = "memory"
+    name = MEMORY
     stages: ClassVar = {"together": 40, "graph": 4, "next": 8, "follows": 17}
     last_stages: ClassVar = {"partners": 3}
     combined_last = True  # the number of partners is chosen with all other parts in the sum
@@ -79,7 +80,7 @@ def num_partners(form: ClosedForm, most: int, recalls: Callable[[int], dict[int,
         form.hyperparameters["partners"] = most
         if form.validates:
             half, full = recalls(most // 2), recalls(most)
-            if all(half[cut] >= (1 - LOSS) * full[cut] for cut in full):
+            if all(half[cut] >= (1 - ACCEPTED_LOSS) * full[cut] for cut in full):
                 form.hyperparameters["partners"] = most // 2
         log.debug("partners of an item: %s", form.hyperparameters["partners"])
     number: int = form.hyperparameters["partners"]
@@ -98,7 +99,7 @@ def cooccurring_items(form: ClosedForm) -> PartnerList:
     counts = form.log.counts().clamp(min=1, max=LONGEST).double()
     count_pairs = lru_cache(1)(form.count_pairs)  # one matrix at a time: it is large
     if "weights" in form.hyperparameters:
-        form.hyperparameters.setdefault(USERS, 0.0)  # of an earlier fit that had none
+        form.hyperparameters.setdefault(USER_POWER, 0.0)  # of an earlier fit that had none
 
     def fitted(penalty: float, user_power: float, order: Tensor, number: int, features: int = FEATURES) -> CSR:
         share = float((counts ** (1 - user_power)).sum() / counts.sum())  # what the diagonal of the matrix is of XᵀX
@@ -110,14 +111,14 @@ def cooccurring_items(form: ClosedForm) -> PartnerList:
 
     @lru_cache(4)  # the best λ is tried again beside the weights of users
     def trial(penalty: float, user_power: float) -> Scorer:
-        if len(form.order) <= WHOLE:  # a trial would take as long
+        if len(form.order) <= SMALL_CATALOGUE:  # a trial would take as long
             partners = whole(penalty, user_power).head(PARTNERS)
         else:
             partners = fitted(penalty, user_power, form.trial_items, PARTNERS, FEATURES // 2)
         return form.memory([partners], [recency_weights(0.0)])
 
     penalty = form.hill_climb("together, λ", PENALTIES, lambda each: trial(each, 0.0), FIRST_CUTS)
-    user_power = form.hill_climb(USERS, USER_POWERS, lambda each: trial(penalty, each), FIRST_CUTS, 0.0, first=0)
+    user_power = form.hill_climb(USER_POWER, USER_POWERS, lambda each: trial(penalty, each), FIRST_CUTS, 0.0, first=0)
     partners = whole(penalty, user_power)
     power = form.power("together", lambda each: form.memory([partners], [recency_weights(each)]))
     return PartnerList(partners, recency_weights(power))

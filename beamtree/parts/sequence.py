@@ -38,7 +38,7 @@ STAGE = "Training the sequence part"  # as progress is shown
 DENSE = 100  # events per item from which a log is dense: it needs less dropout and no weight decay
 MAX_REACH = 100  # events that a target may lie ahead
 MAX_TARGETS = 8  # of a position
-LAYERS, DEEP = 2, 4  # of the transformer; the second with a clock, for a dense log on a GPU
+LAYERS, DENSE_LAYERS = 2, 4  # of the transformer; the second with a clock, for a dense log on a GPU
 LENGTH = 200  # events that are read where times are a clock
 TIMELESS = 0.15  # the share of windows that lose their times
 SORTED = 16  # batches that are sorted by length together
@@ -109,7 +109,7 @@ def sequence_settings(data: Prepared, device: str, minutes: float | None = None)
         check_every=TIMED if minutes is not None else 500,
         sampled=2048 if data.num_items > (4_096 if on_cpu else 250_000) else None,
         batch_size=_cpu_batch(data.train.events) if on_cpu else BATCH,
-        layers=DEEP if clock and dense and not on_cpu else LAYERS,
+        layers=DENSE_LAYERS if clock and dense and not on_cpu else LAYERS,
         check_early=0 if on_cpu or minutes is not None else 125,
         length=LENGTH if clock and not on_cpu else HISTORY,
         clock=clock,
@@ -178,7 +178,7 @@ class SequencePart(Part):
         )
         best.finish()
         if best.scorer is not None:
-            fit_inner_nodes(best.scorer, tree, data.train, device, seed)
+            fit_to_histories(best.scorer, tree, data.train, device, seed)
         result = best.acceptance.result(self.name, best.scorer, best.trial)
         if best.trial is not None:
             record = asdict(replace(settings, minutes=None))
@@ -232,7 +232,7 @@ class SequencePart(Part):
             on_check=on_check,
         )
         part = SequenceScorer.from_items(on_cpu, deepcopy(encoder).cpu(), vectors.cpu())
-        fit_inner_nodes(part, on_cpu, BeforeAfter(fitting.fitted_events), device, seed)
+        fit_to_histories(part, on_cpu, BeforeAfter(fitting.fitted_events), device, seed)
         return {self.name: part.to(tree.device)}
 
 
@@ -353,7 +353,7 @@ def user_vectors(part: DotProductScorer, tree: Tree, users: BeforeAfter, seed: i
     return torch.cat([part.encode(tree, vectors, read(each)) for each in rows.split(512)])
 
 
-def fit_inner_nodes(part: SequenceScorer, tree: Tree, users: BeforeAfter, device: str, seed: int) -> None:
+def fit_to_histories(part: SequenceScorer, tree: Tree, users: BeforeAfter, device: str, seed: int) -> None:
     """Fit the vectors of inner nodes to the best items below them, for histories of training users."""
     model = TreeModel(tree, part).to(device)
     fit_to_maxima(model.tree, part.table.weight, user_vectors(part, model.tree, users, seed))

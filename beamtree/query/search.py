@@ -18,6 +18,7 @@ from beamtree.beam import BeamSize, default_beam_size, retrieve, retrieve_each, 
 from beamtree.data import Ids
 from beamtree.data.catalogue import Catalogue
 from beamtree.data.ids import as_id
+from beamtree.data.inputs import WIDTHS
 from beamtree.kernels.threads import one_thread
 from beamtree.mask import NodeMask
 from beamtree.model import TreeModel
@@ -61,10 +62,11 @@ class Searcher:
     version: str = ""  # of the model
     end: Now = no_time  # when the log and the events after it end: the time of requests for users that have none
     masks: MaskCache = field(default_factory=MaskCache)  # may outlive this object
-    # Whether to round the size of batches and m up to powers of two: a GPU replays a search of a shape seen before.
-    round_shapes: bool = False
+    # Whether the size of batches, m and the width of `exclude` are rounded up: a GPU replays searches of known shapes.
+    round_shapes: bool = field(init=False)
 
     def __post_init__(self) -> None:
+        self.round_shapes = self.model.tree.device.type == "cuda"
         if len(self.ids) != self.model.tree.num_items:
             counts = f"{len(self.ids):,} ids for a tree of {self.model.tree.num_items:,} items"
             raise ValueError(f"{counts}: they do not belong to the same run")
@@ -175,7 +177,7 @@ class Searcher:
             last_width = beam_size if isinstance(beam_size, int) else list(beam_size)[-1]
             search_m = max(m, min(_next_power_of_two(m), last_width))
         x = model_input(self.model, rows)
-        exclude = pad_rows(hidden, max(map(len, hidden))).to(x.device) if exclude_seen or any(hidden) else None
+        exclude = self.excluded(hidden) if exclude_seen or any(hidden) else None
         items, log_p = retrieve(self.model, x, beam_size=beam_size, m=search_m, allowed=mask, exclude=exclude)
         scores = probabilities(log_p)
         use_popular = [self.is_popular(row.items) for row in rows]
@@ -185,6 +187,13 @@ class Searcher:
                 if hidden[row] or rows[row].context:  # dislikes
                     items[row], scores[row] = popular_items(self.model, search_m, mask, hidden[row], rows[row].context)
         return items[: len(histories), :m], scores[: len(histories), :m]
+
+    def excluded(self, hidden: Sequence[Sequence[int]]) -> Tensor:
+        """The items that are hidden from each user, as `retrieve` takes them [B, E]."""
+        width = max(map(len, hidden))
+        if self.round_shapes and width:
+            width = next((each for each in WIDTHS if each >= width), _next_power_of_two(width))
+        return pad_rows(hidden, width).to(self.model.tree.device)
 
     def is_popular(self, row: Sequence[int]) -> bool:
         """Whether popular items are recommended for a history of these known items."""
@@ -214,7 +223,7 @@ class Searcher:
         ) -> list[list[SearchHits]]:
             """For each mask, the best items that it allows for some histories, without those that are known."""
             exclude = [[*hidden[row], *known] for row in rows]
-            excluded = pad_rows(exclude, max(map(len, exclude))).to(x.device)
+            excluded = self.excluded(exclude)
             results = []
             for mask, (items, log_p) in zip(
                 masks, retrieve_each(model, x[rows], masks, beam_size=beam, m=count, exclude=excluded), strict=True

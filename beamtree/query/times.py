@@ -16,7 +16,7 @@ import torch
 from beamtree.data import Ids
 from beamtree.data.ids import as_id, is_integer
 from beamtree.data.inputs import NO_TIME
-from beamtree.data.times import DAY, MICRO, PLAUSIBLE, as_date, as_seconds, as_time, common_unit
+from beamtree.data.times import DAY, MICRO, as_date, as_seconds, as_time, common_unit, unix_unit
 
 RequestTime = int | Sequence[int]  # of all histories, or one for each
 Now = Callable[[], int]
@@ -138,8 +138,7 @@ def check_unit(rows: Sequence[Sequence[int | None]]) -> None:
     """Raise a ValueError where most times are Unix times of one unit, and one is not."""
     known = [time for row in rows for time in row if time is not None]
     unit = common_unit(torch.tensor(known, dtype=torch.int64)) if known else None
-    first, end = PLAUSIBLE
-    other = None if unit is None else next((time for time in known if not first * unit <= time < end * unit), None)
+    other = None if unit is None else next((time for time in known if unix_unit(time) != unit), None)
     if other is not None:
         raise _other_than_others(as_date(other) if unit == MICRO else other)
 

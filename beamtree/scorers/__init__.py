@@ -1,6 +1,6 @@
 """g(x, n): the node-wise scorers."""
 
-from beamtree.scorers.base import NewItems, Scorer, TableScorer, with_inputs
+from beamtree.scorers.base import LaterEvents, NewItems, Scorer, TableScorer, with_inputs
 from beamtree.scorers.context import ContextScorer, context_part
 from beamtree.scorers.deep import DeepScorer
 from beamtree.scorers.dot_product import DotProductScorer
@@ -36,6 +36,7 @@ __all__ = [
     "DotProductScorer",
     "FactorScorer",
     "FixedScorer",
+    "LaterEvents",
     "LinearScorer",
     "MemoryScorer",
     "NewItems",

@@ -1,7 +1,7 @@
 """g(x, n): what every node-wise scorer offers, and what those with rows of nodes offer beside."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from types import MappingProxyType
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from beamtree.data import BeforeAfter, Data
 from beamtree.data.contexts import Values
 from beamtree.data.csr import CSR
-from beamtree.data.inputs import HISTORY, InputColumns
+from beamtree.data.inputs import HISTORY, NO_TIME, InputColumns
 from beamtree.kernels.search_cpu import CompiledPart, WeightedParts
 from beamtree.scorers.table import NodeTable
 from beamtree.tree import PAD, Tree
@@ -45,6 +45,16 @@ class NewItems(NamedTuple):
     like: CSR  # the items that each is like, with shares
     learned: Tensor  # whether partners of each were learned, bool [n]
     factors: Mapping[int, Tensor]  # those that were learned, by the place among these items
+
+
+class LaterEvents(NamedTuple):
+    """Events that come after a fit."""
+
+    users: Sequence[str]  # [n]
+    items: Tensor  # [n]
+    times: Tensor  # in seconds since 1970 [n]
+    waiting: Tensor  # times of events of items that the tree does not have; they come again when it has them
+    since: int = NO_TIME  # events before, of these and of all earlier ones, count no longer
 
 
 class Scorer(nn.Module, ABC):
@@ -134,8 +144,8 @@ class Scorer(nn.Module, ABC):
         """A scorer for a tree with new items, whose rows may be written in place: searches read only the old ones."""
         return self
 
-    def with_events(self, tree: Tree, items: Tensor, times: Tensor, *, in_place: bool = False) -> "Scorer":
-        """The scorer after events of items [n] at times [n], seconds since 1970; it may change itself if `in_place`."""
+    def with_events(self, tree: Tree, events: LaterEvents, *, in_place: bool = False) -> "Scorer":
+        """The scorer after events; it may change itself if `in_place`."""
         return self
 
     # What a sum of scorers has; any other has no parts
@@ -211,6 +221,9 @@ class Scorer(nn.Module, ABC):
             logits: Tensor = self(self.prepare(tree, users), tree.height, leaves)
             return logits
 
+        if self.same_for_all:  # no entry gives anything
+            scores = score(x, tree.leaf_of_item(items))
+            return Contributions(scores.new_zeros(*scores.shape, x.shape[1]), scores)
         entries = torch.ones(x.shape[1], dtype=torch.bool, device=x.device)
         if self.reads_clock:
             count = self.histories(x).shape[1]

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from beamtree.kernels.search_cpu import CompiledPart, NodeScores
-from beamtree.scorers.base import Contributions, NewItems
+from beamtree.scorers.base import NewItems
 from beamtree.scorers.dot_product import DotProductScorer
 from beamtree.scorers.table import NodeTable, Vectors
-from beamtree.tree import PAD, Tree
+from beamtree.tree import Tree
 
 POPULARITY = "popularity"  # the name of the part
 
@@ -39,14 +39,8 @@ class PopularityScorer(DotProductScorer):
     @classmethod
     def _of_items(cls, tree: Tree, scores: Tensor) -> "PopularityScorer":
         """The scorer of a tree and the scores of its items [M]."""
-        slots = tree.items()
-        best = torch.where(slots != PAD, scores.to(slots.device)[slots.clamp(min=0)], 0.0)
-        levels = [best]
-        for _ in range(tree.height):
-            best = best.view(-1, tree.arity).amax(1)
-            levels.append(best)
         scorer = cls(1, seed=None)
-        scorer.table = NodeTable.from_rows(torch.cat(levels[::-1]).unsqueeze(1).half()).requires_grad_(False)
+        scorer.table = NodeTable.of_maxima(tree, scores.unsqueeze(1))
         return scorer
 
     def scaled(self, by: float) -> "PopularityScorer":
@@ -69,11 +63,6 @@ class PopularityScorer(DotProductScorer):
         part = super().compiled_part(tree)
         is_as_defined = type(self).encode is PopularityScorer.encode
         return NodeScores(self.table.weight[:, 0], self.scale) if part is not None and is_as_defined else part
-
-    def contributions(self, tree: Tree, x: Tensor, items: Tensor) -> Contributions:
-        """No event gives anything."""
-        scores = self(self.prepare(tree, x), tree.height, tree.leaf_of_item(items))
-        return Contributions(scores.new_zeros(*scores.shape, x.shape[1]), scores)
 
     def settings(self) -> dict[str, Any]:
         return {"num_nodes": self.table.num_nodes, "scale": self.scale}

@@ -36,6 +36,17 @@ class NodeTable(nn.Module):
         table.weight = nn.Parameter(rows)
         return table
 
+    @classmethod
+    def of_maxima(cls, tree: Tree, values: Tensor) -> "NodeTable":
+        """An untrained table of halves: the values of items [M, dim] at leaves, above them the largest below."""
+        slots = tree.items()
+        best = torch.where((slots != PAD).unsqueeze(1), values.to(slots.device)[slots.clamp(min=0)], 0.0)
+        levels = [best]
+        for _ in range(tree.height):
+            best = best.view(-1, tree.arity, values.shape[1]).amax(1)
+            levels.append(best)
+        return cls.from_rows(torch.cat(levels[::-1]).half()).requires_grad_(False)
+
     @property
     def num_nodes(self) -> int:
         return len(self.weight)

@@ -1,12 +1,16 @@
 """Trends: what is chosen now. Events count less the older they are; those that come later count at once."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from beamtree.scorers.base import Contributions, NewItems
+from beamtree.data.inputs import NO_TIME
+from beamtree.data.times import DAY
+from beamtree.scorers.base import LaterEvents, NewItems
 from beamtree.scorers.dot_product import DotProductScorer
 from beamtree.scorers.table import NodeTable, Vectors
 from beamtree.tree import PAD, Tree
@@ -15,6 +19,25 @@ TREND = "trend"  # the name of the part
 POWER = 0.5  # of counts
 NEVER = 0  # a time of which nothing is left
 LATE = 0.25  # half-lives that events may be newer than the time that counts are of
+Key = tuple[str, int, int]  # a user, an item and a day since 1970 (UTC)
+
+
+@dataclass
+class Later:
+    """What a trend keeps of its fit and of the events since, to count them again."""
+
+    counts: Tensor  # of the fit, at `origin` [M, columns]
+    origin: int
+    newest: int
+    times: dict[Key, int]  # of the newest event of a user with an item on a day
+    days: dict[int, int]  # of the newest event on each day, also of items that the tree does not have
+
+    def pauses(self, times: Tensor, end: int) -> Tensor:
+        """The seconds of the days without events between each of some times [n] and a later one, after the log [n]."""
+        known = torch.tensor(sorted(self.days))
+        first, last = (times // DAY).clamp(min=self.newest // DAY), torch.tensor(end // DAY)
+        passed = torch.searchsorted(known, last, right=True) - torch.searchsorted(known, first, right=True)
+        return (last - first - passed) * DAY
 
 
 class TrendScorer(DotProductScorer):
@@ -55,8 +78,13 @@ class TrendScorer(DotProductScorer):
         self.newest = origin if newest is None else newest
         self.table = NodeTable(num_nodes, len(self.half_lives), seed=None, dtype=torch.float16)
         self.table.weight.requires_grad_(False)
+        self.later: Later | None = None
         self.register_buffer("counts", torch.zeros(num_items, len(self.half_lives)))
         self.register_buffer("user", self._present(), persistent=False)
+
+    @property
+    def newest_event(self) -> int:  # type: ignore[override]
+        return self.newest
 
     def _present(self) -> Tensor:
         return torch.tensor(self.weights) * self.fading(self.newest) ** POWER
@@ -78,7 +106,7 @@ class TrendScorer(DotProductScorer):
         """The scorer of a tree and the counts of its items at T₀ [M, columns]."""
         scorer = cls(1, 0, half_lives, weights, origin, newest, seed=None)
         scorer.counts = counts.float()
-        scorer.table = NodeTable.from_rows(maxima(tree, scorer.values(counts))).requires_grad_(False)
+        scorer.table = NodeTable.of_maxima(tree, scorer.values(counts))
         return scorer.to(counts.device)
 
     def values(self, counts: Tensor) -> Tensor:
@@ -86,20 +114,52 @@ class TrendScorer(DotProductScorer):
         return counts**POWER
 
     def on_tree(self, old: Tree, new: Tree) -> "TrendScorer":
-        return self.from_counts(new, self.counts, self.half_lives, self.weights, self.origin, self.newest)
+        scorer = self.from_counts(new, self.counts, self.half_lives, self.weights, self.origin, self.newest)
+        scorer.later = self.later
+        return scorer
 
     def with_extra_level(self, old: Tree, new: Tree) -> "TrendScorer":
-        return self.from_counts(new, self.counts, self.half_lives, self.weights, self.origin, self.newest)
+        return self.on_tree(old, new)
 
     def encode(self, tree: Tree, vectors: Vectors, x: Tensor) -> Tensor:
         return self.user.expand(x.shape[0], -1)
 
-    def contributions(self, tree: Tree, x: Tensor, items: Tensor) -> Contributions:
-        """No event of the history gives anything."""
-        scores = self(self.prepare(tree, x), tree.height, tree.leaf_of_item(items))
-        return Contributions(scores.new_zeros(*scores.shape, x.shape[1]), scores)
-
     # Events and items that come later
+
+    @torch.no_grad()
+    def with_events(self, tree: Tree, events: LaterEvents, *, in_place: bool = False) -> "TrendScorer":
+        """The scorer with the counts of a fit to the log and all events since.
+
+        Of the events of a user with an item on one day only the newest counts. Of the log itself only the end is known
+        here: what happened before it is as old as the calendar says.
+        """
+        scorer = self if in_place else self.copy()
+        assert scorer.later is not None
+        later, replaced = scorer.later, dict[Key, int]()  # by key: the time that counted before
+        first, last, known = later.newest // DAY, scorer.newest // DAY, set(later.days)
+        for user, item, time in zip(events.users, events.items.tolist(), events.times.tolist(), strict=True):
+            key = user, item, time // DAY
+            before = later.times.get(key, NEVER)
+            if before < time:
+                later.times[key] = time
+                replaced.setdefault(key, before)
+        for time in [*events.times.tolist(), *events.waiting.tolist()]:
+            later.days[time // DAY] = max(time, later.days.get(time // DAY, time))
+        if events.since != NO_TIME or any(first < day < last for day in later.days.keys() - known):
+            later.times = {key: time for key, time in later.times.items() if time >= events.since}
+            later.days = {day: time for day, time in later.days.items() if time >= events.since}
+            counts = pad(later.counts, (0, 0, 0, tree.num_items - len(later.counts))).to(self.counts.device)
+            scorer = self.from_counts(tree, counts, self.half_lives, self.weights, later.origin, later.newest)
+            replaced = dict.fromkeys(later.times, NEVER)
+        if replaced:
+            times, earlier = torch.tensor([(later.times[key], before) for key, before in replaced.items()]).T
+            end = max(scorer.newest, int(times.max()))
+            pauses, pause = later.pauses(times, end), int(later.pauses(torch.tensor([scorer.newest]), end))
+            earlier = torch.where(earlier == NEVER, NEVER, earlier + pauses)
+            items = torch.tensor([item for _, item, _ in replaced])
+            scorer = scorer.after_events(tree, items, times + pauses, earlier, pause)
+        scorer.later = later
+        return scorer
 
     @torch.no_grad()
     def after_events(
@@ -150,23 +210,20 @@ class TrendScorer(DotProductScorer):
 
     def with_items(self, old: Tree, new: Tree, items: NewItems) -> "TrendScorer":
         """The same with counts of 0 for new items, sharing the table."""
-        scorer = self.grown(new.num_items)
+        more = max(0, new.num_items - len(self.counts))
+        scorer = type(self)(1, 0, self.half_lives, self.weights, self.origin, self.newest, seed=None)
+        scorer.counts = torch.cat([self.counts, self.counts.new_zeros(more, self.counts.shape[1])])
+        scorer.table, scorer.user, scorer.later = self.table, self.user, self.later
         scorer.put_items(new, items.numbers)
         return scorer
 
-    def grown(self, num_items: int) -> "TrendScorer":
-        """The same with room for more items, whose counts are 0, sharing the table."""
-        more = max(0, num_items - len(self.counts))
-        scorer = type(self)(1, 0, self.half_lives, self.weights, self.origin, self.newest, seed=None)
-        scorer.counts = torch.cat([self.counts, self.counts.new_zeros(more, self.counts.shape[1])])
-        scorer.table, scorer.user = self.table, self.user
-        return scorer
-
     def copy(self) -> "TrendScorer":
-        """The same with a table and counts of its own."""
+        """The same with a table, counts and events of its own."""
+        later = self.later or Later(self.counts, self.origin, self.newest, {}, {})
         scorer = type(self)(1, 0, self.half_lives, self.weights, self.origin, self.newest, seed=None)
         scorer.counts = self.counts.clone()
         scorer.table = NodeTable.from_rows(self.table.weight.detach().clone()).requires_grad_(False)
+        scorer.later = replace(later, times=dict(later.times), days=dict(later.days))
         return scorer.to(self.counts.device)
 
     def settings(self) -> dict[str, Any]:
@@ -181,18 +238,6 @@ class TrendScorer(DotProductScorer):
 
     def check(self, x: Tensor) -> None:
         self.columns.check(x)
-
-
-def maxima(tree: Tree, values: Tensor) -> Tensor:
-    """The values of items [M, columns] at their leaves, and the largest below each other node, as halves."""
-    slots = tree.items()
-    values = values.to(slots.device)
-    best = torch.where((slots != PAD).unsqueeze(1), values[slots.clamp(min=0)], 0.0)
-    levels = [best]
-    for _ in range(tree.height):
-        best = best.view(-1, tree.arity, values.shape[1]).amax(1)
-        levels.append(best)
-    return torch.cat(levels[::-1]).half()
 
 
 def _write(rows: Tensor, nodes: Tensor, values: Tensor) -> None:

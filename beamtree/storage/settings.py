@@ -18,7 +18,7 @@ from beamtree.storage.tensors import load_tensors
 SETTINGS = "settings.json"
 CLASSIFIER = "classifier.json"  # in the folder of a classifier
 FORMATS = 3, 2  # that are read, the first is written; 2 has no checksums
-PARTS = {"tree", "weights", "search", "items", "optimizer"}
+MODEL_FILES = {"tree", "weights", "search", "items", "optimizer"}
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "float16": torch.float16, "bfloat16": torch.bfloat16}
 TYPES: dict[str, type] = {
     "tree": str, "arity": int, "admit_empty": bool, "scorer": str, "scorer_settings": dict, "dtype": str,
@@ -61,7 +61,7 @@ def read_settings(folder: Path) -> dict[str, Any]:
         if not isinstance(shards, dict) or not all(isinstance(shards.get(k), kind) for k, kind in SHARD_TYPES.items()):
             raise ValueError(f"{path} is damaged: it does not say how the model is divided; {REMEDY}")
         required = {"tree", *shard_names(min(shards["ranks"], len(files)))}
-    if settings["dtype"] not in DTYPES or not required <= set(files) <= PARTS | required:
+    if settings["dtype"] not in DTYPES or not required <= set(files) <= MODEL_FILES | required:
         raise ValueError(f"{path} is damaged: it does not name the files of a model; {REMEDY}")
     for part, entry in files.items():
         if settings["format"] == 2 and isinstance(entry, list) and len(entry) == 2:

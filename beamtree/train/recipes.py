@@ -12,18 +12,17 @@ from typing import Any, NamedTuple
 
 import torch
 
-from beamtree.data import Data, Prepared, SlidingWindows
+from beamtree.data import Data, Prepared
 from beamtree.data.catalogue import Catalogue
 from beamtree.errors import lookup
 from beamtree.methods import METHODS, Method, sized, tdm
 from beamtree.model import TreeModel
-from beamtree.parts import PARTS, Part
-from beamtree.parts.base import check_parts
-from beamtree.parts.closed_form import SAME_ITEMS, ClosedForm
+from beamtree.parts import PARTS, Part, check_parts
+from beamtree.parts.closed_form import SAME_ITEMS
 from beamtree.parts.deep import DeepPart, deep_as_published, deep_from_factors
 from beamtree.parts.sequence import FIRST_SHARE, LEAST_EVENTS, MINUTES, SEQUENCE, SequencePart
 from beamtree.progress import OnProgress, no_progress
-from beamtree.scorers import Scorer, SumScorer
+from beamtree.scorers import Scorer
 from beamtree.train.backend import current_backend
 from beamtree.train.checkpoint import Checkpoints
 from beamtree.train.loop import OnStep, fit, per_epoch
@@ -66,10 +65,10 @@ def default_sizes(device: torch.device | str) -> Sizes:
     return DEFAULT_SIZES["cpu" if torch.device(device).type == "cpu" else "cuda"]
 
 
-DEEP = Recipe(deep_from_factors, 2e-3, cosine, None, True, lambda users: users.random_crops())
+DEEP_RECIPE = Recipe(deep_from_factors, 2e-3, cosine, None, True, lambda users: users.random_crops())
 RECIPES = {
-    "beamtree": replace(DEEP, parts=PARTS),
-    "deep": DEEP,
+    "beamtree": replace(DEEP_RECIPE, parts=PARTS),
+    "deep": DEEP_RECIPE,
     "paper": Recipe(deep_as_published, 1e-3, constant, 10, False, lambda users: users),
 }
 
@@ -96,7 +95,7 @@ class TrainingSettings:
     def instances(self, data: Prepared) -> Data:
         """The training instances."""
         if self.method.single_target:
-            return SlidingWindows(data.train.events)
+            return data.train.sliding_windows()
         return self.recipe.instances(data.train)
 
     @property
@@ -284,19 +283,15 @@ def build_model(
             tree, data, settings.seed, settings.device, top, on_progress, parts=settings.parts, catalogue=catalogue,
             processes=backend,
         )  # fmt: skip
-        scorer: Scorer = add_parts(form.fit(), form)
+        parts = form.fit()
+        for part in form.parts:
+            if part not in form.own:
+                parts = part.add(parts, form)
+        scorer: Scorer = parts
     else:
         scorer = settings.recipe.scorer(tree, data, settings.seed)
     model = TreeModel(tree, scorer, chained=settings.method.chained, first_level=top, ids=data.items)
     return backend.place(model, settings.device)
-
-
-def add_parts(scorer: SumScorer, form: ClosedForm) -> SumScorer:
-    """The sum of the closed form with the other parts, each where validation users find more with it."""
-    for part in form.parts:
-        if part not in form.own:
-            scorer = part.add(scorer, form)
-    return scorer
 
 
 def start_parts(model: TreeModel) -> str:

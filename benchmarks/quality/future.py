@@ -43,7 +43,7 @@ from beamtree.data.views import recency
 from beamtree.metrics import bootstrap
 from beamtree.parts.sequence import fit_sequence
 from beamtree.research.baselines.sasrec import SASRec, sasrec
-from beamtree.research.baselines.tuned import HALF_LIVES
+from beamtree.research.baselines.tuned import LOG_SHARES
 from beamtree.scorers import with_inputs
 from beamtree.scorers.factors import fold_in, newest_of_each
 from beamtree.tree import PAD
@@ -53,7 +53,7 @@ USERS, COMING, M, BATCH = 4000, 10, 20, 64
 DENSE = 10_000  # items up to which EASE is solved exactly
 PARTNERS = 200  # of an item beyond that
 DAY = 86_400
-AGEING = (None, *HALF_LIVES)  # half-lives as shares of the length of the log
+AGEING = (None, *LOG_SHARES)  # half-lives as shares of the length of the log
 WINDOWS = (30, 7, 90, 365, None)  # days
 STRENGTHS = ((0.015, 0.01), (0.005, 0.003), (0.03, 0.01), (0.015, 0.1))  # λ and α₀
 Find = Callable[[Tensor], Tensor]  # histories x [B, T], newest first -> the M best items [B, M]

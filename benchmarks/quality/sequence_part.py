@@ -75,13 +75,13 @@ def main() -> None:
         report(args, "with deep", last.eval(), data, start, weight=weight)
         both = current_backend().place(both, args.device)
     report(args, "with sequence, every leaf", both, data, began, every_leaf=True)
-    for name in scorer.names:
-        if len(scorer.names) > 1 and scorer.weight_of(name):
-            report(args, f"without {name}", both.with_scorer(scorer.without(name)), data, began)
+    for name in reversed(scorer.names):
         alone = both.with_scorer(scorer.part(name))
         report(args, f"{name} alone", alone, data, began)
         if scorer.part(name).reads_clock:
             report(args, f"{name} alone, without times", alone, data, began, timeless=True)
+        if len(scorer.names) > 1 and scorer.weight_of(name):
+            report(args, f"without {name}", both.with_scorer(scorer.without(name)), data, began)
     if args.out:
         bt.save_model(both.cpu(), args.out)
 

@@ -26,7 +26,7 @@ from torch import Tensor
 
 import beamtree as bt
 from beamtree.closed_form.cooccurrence import cooccurrence
-from beamtree.closed_form.ridge import PENALTIES, ridge_partners
+from beamtree.closed_form.ridge import ridge_partners
 from beamtree.data.csr import CSR
 from beamtree.evaluate import leaving_out, measure
 from beamtree.kernels.compiled_shared import compiled, select, sort
@@ -184,7 +184,7 @@ def main() -> None:
     ials = IALSSearch(model, factors, not args.no_graphs)
     slots = model.tree.items()
     gram = cooccurrence(data.train.events, data.num_items)
-    penalty = PENALTIES[scorer.hyperparameters["together, λ"]]
+    penalty = scorer.hyperparameters["together, λ"]
     partners = ridge_partners(gram, slots[slots >= 0], penalty, max(PARTNERS))
     del gram
     print("All are fitted; measuring", flush=True)

@@ -27,7 +27,7 @@ REPEATS = (-torch.inf, 0.0, 0.03, 0.1, 0.3, 1.0)  # w: the weight of the history
 DEFAULTS = {"penalty": 300.0, "recency": 0.3, "repeats": 0.0}
 PAIRS = 1 << 22  # pairs of users of the same item that are summed at once
 LARGEST = 20_000  # users or items of an exact solution
-PARTNERS = 200  # per item in an approximate solution
+MAX_PARTNERS = 200  # per item in an approximate solution
 
 
 class ItemWeights:
@@ -119,7 +119,7 @@ def solver(log: ShuffledLog, largest: int = LARGEST) -> Callable[[float], EaseWe
     order = order_by_similarity(factors(log.events, log.num_items))
 
     def solve(penalty: float) -> BlockWeights:
-        return BlockWeights(partner_matrix(ridge_partners(gram, order, penalty, PARTNERS)))
+        return BlockWeights(partner_matrix(ridge_partners(gram, order, penalty, MAX_PARTNERS)))
 
     return solve
 

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from beamtree.data import BeforeAfter
+from beamtree.train.loop import OnStep
 
 CHECKS = 10  # validations over all steps
 USERS = 500  # validation users, at most
 
 Net = TypeVar("Net", bound=nn.Module)
-OnStep = Callable[[int, int, Tensor], None]  # (steps done, total, loss)
 
 
 def train_network(

@@ -15,8 +15,9 @@ from beamtree.data import HISTORY, BeforeAfter, Events
 from beamtree.metrics import hits, num_relevant, recall
 from beamtree.parts.sequence import SequenceSettings, fit_sequence
 from beamtree.research.baselines import pad_results
-from beamtree.research.baselines.networks import CHECKS, OnStep
+from beamtree.research.baselines.networks import CHECKS
 from beamtree.scorers.sequence import SequenceEncoder, oldest_first
+from beamtree.train.loop import OnStep
 from beamtree.tree import PAD
 
 BATCH, STEPS = 128, 10_000

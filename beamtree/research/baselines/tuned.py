@@ -22,7 +22,7 @@ from beamtree.tree import PAD
 CUTS = (10, 50, 100, 200)
 USERS = 1000  # validation users, at most
 MAX_SCORES = 1 << 25  # scores that are in memory at once: 128 MB
-HALF_LIVES = (1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32)  # shares of the length of the log
+LOG_SHARES = (1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32)  # half-lives that are tried, as shares of the length of the log
 HALF_LIFE = "half-life in days"  # a setting where a log has a clock; 0: all events count the same
 
 Score = Callable[[Tensor], Tensor]  # histories [B, T] -> the score of every item [B, M], items numbered as in the log
@@ -176,7 +176,7 @@ def settings_with_half_life(
     if not span:
         return best
     trials = [({**settings, HALF_LIFE: 0.0}, values) for settings, values in trials]
-    for share in HALF_LIVES:
+    for share in LOG_SHARES:
         settings = {**best, HALF_LIFE: share * span}
         trials += attempt(log.aged(settings), settings)
     return best_settings(trials)

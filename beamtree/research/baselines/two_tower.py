@@ -16,7 +16,8 @@ from beamtree.data.inputs import POOLING_WINDOWS
 from beamtree.data.seeds import epoch_order, mix
 from beamtree.data.views import window_matrix
 from beamtree.metrics import hits, precision_recall_f
-from beamtree.research.baselines.networks import USERS, OnStep, train_network
+from beamtree.research.baselines.networks import USERS, train_network
+from beamtree.train.loop import OnStep
 from beamtree.tree import PAD
 
 DIM = 64

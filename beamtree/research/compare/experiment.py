@@ -22,7 +22,7 @@ from beamtree.train.recipes import TrainingSettings, resolve_settings
 from beamtree.tree import Tree
 
 CUTS = (10, 50, 100, 200)
-METRICS = ("precision", "recall", "f1")
+PAPER_METRICS = ("precision", "recall", "f1")
 SECONDS, TRAINED = "seconds.json", "row.json"  # in a row's folder
 
 
@@ -61,7 +61,7 @@ class Experiment:
     seed: int = 0
     own_trees: bool = False
     m: tuple[int, ...] = CUTS
-    metrics: tuple[str | Metric, ...] = METRICS
+    metrics: tuple[str | Metric, ...] = PAPER_METRICS
     test_beam: int = DEFAULT_BEAM_SIZE
     on_message: Callable[[str], None] = field(default=lambda line: None, compare=False)
     on_steps: Callable[[int], None] = field(default=lambda steps: None, compare=False)

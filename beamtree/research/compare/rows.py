@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -11,7 +12,7 @@ from torch import Tensor
 from beamtree.beam import brute_force, retrieve
 from beamtree.data.inputs import WHOLE_HISTORY
 from beamtree.errors import requires
-from beamtree.evaluate import Find, leaving_out
+from beamtree.evaluate import leaving_out
 from beamtree.files.atomic import read_json, write_atomically, write_json
 from beamtree.model import TreeModel
 from beamtree.research.compare.experiment import Experiment, Retriever, Row, begin, read_seconds, timed
@@ -116,27 +117,24 @@ def _load_or_train(
 
 def tree_row(name: str, row: Row, experiment: Experiment, on_message: OnMessage) -> Retriever:
     """A tree model, trained by its recipe and searched by its beam."""
-    model = train_tree_row(name, row, experiment, on_message)
-
-    def find(x: Tensor, exclude: Tensor) -> Tensor:
-        x, exclude = x.to(experiment.device), exclude.to(experiment.device)
-        return retrieve(model, x, beam_size=experiment.test_beam, m=max(experiment.m), exclude=exclude)[0]
-
-    return _tree_retriever(find, model, name, experiment)
+    return _searched(name, row, experiment, on_message, partial(retrieve, beam_size=experiment.test_beam))
 
 
 def all_leaves_row(name: str, row: Row, experiment: Experiment, on_message: OnMessage) -> Retriever:
     """OTM's scorer on every leaf, to show what its beam loses."""
-    model = train_tree_row("otm", row, experiment, on_message)
+    return _searched("otm", row, experiment, on_message, brute_force)
+
+
+def _searched(
+    name: str, row: Row, experiment: Experiment, on_message: OnMessage, search: Callable[..., tuple[Tensor, Tensor]]
+) -> Retriever:
+    """A tree model, trained by its recipe and searched by a function such as `retrieve`."""
+    model = train_tree_row(name, row, experiment, on_message)
 
     def find(x: Tensor, exclude: Tensor) -> Tensor:
         x, exclude = x.to(experiment.device), exclude.to(experiment.device)
-        return brute_force(model, x, m=max(experiment.m), exclude=exclude)[0]
+        return search(model, x, m=max(experiment.m), exclude=exclude)[0]
 
-    return _tree_retriever(find, model, "otm", experiment)
-
-
-def _tree_retriever(find: Find, model: TreeModel, name: str, experiment: Experiment) -> Retriever:
     folder, users = experiment.folder / name, with_inputs(model.scorer, experiment.data.test)
     num_bytes = sum(weight.nbytes for weight in model.parameters()) + model.tree.items().nbytes
     kept_the_start = read_run(folder).get("training", {}).get("best_step") == 0

@@ -24,9 +24,7 @@ BEAM_SIZE, BATCH_SIZE = 400, 200
 CHUNK = 4096  # users that are counted at once
 
 
-def paper_experiment(
-    data: Prepared, folder: Path, *, recipe: str, device: str, seed: int, tree: Tree | None = None
-) -> Experiment:
+def paper_experiment(data: Prepared, folder: Path, *, recipe: str, device: str, seed: int) -> Experiment:
     """The paper's settings: ten epochs, batches of 200, beams of 400, and for all rows the tree that JTM learns."""
     epochs = RECIPES[recipe].epochs or 10
     return Experiment(

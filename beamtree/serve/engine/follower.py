@@ -249,7 +249,7 @@ class Follower:
         opening = self._opening
         if opening is not None and opening.loaded.done():
             self._opening = None
-            self._replace(opening, engine, slot)
+            self._replace(opening, slot)
         elif opening is not None:
             self._listen_for(opening)
         elif (self._is_reopen_due or self._position is None) and time.monotonic() >= self._not_before:
@@ -295,7 +295,7 @@ class Follower:
             elif (other := self._other_run()) is not None:
                 log.warning("%s", other)
 
-    def _replace(self, opening: Opening, engine: Engine, slot: ModelSlot) -> None:
+    def _replace(self, opening: Opening, slot: ModelSlot) -> None:
         """Serve the run that was opened; on a failure the old one stays, and it is tried again later."""
         try:
             loaded = self._finish(opening)

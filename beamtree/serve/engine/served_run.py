@@ -74,7 +74,6 @@ class LoadedRun:
             version=self._version_after(version),
             end=lambda: self.live.users.end,
             masks=masks or MaskCache(),
-            round_shapes=model.tree.device.type == "cuda",
         )
 
 
