@@ -24,6 +24,7 @@ from beamtree.evaluate import measure
 from beamtree.parts import Fitting
 from beamtree.parts.deep import DEEP, DeepPart
 from beamtree.parts.sequence import SEQUENCE, SequencePart, sequence_settings
+from beamtree.scorers import SumScorer, with_inputs
 from beamtree.train.backend import current_backend
 from beamtree.train.options import TrainingOptions
 from beamtree.train.recipes import build_model, resolve_settings, train_model
@@ -40,6 +41,7 @@ def main() -> None:
     parser.add_argument("--length", type=int, help="events of a history that are read")
     parser.add_argument("--more", type=int, default=0)
     parser.add_argument("--deep", type=int, default=0)
+    parser.add_argument("--each", action=argparse.BooleanOptionalAction, default=True, help="rows of each part")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     data = bt.load_data(args.folder)
@@ -49,6 +51,7 @@ def main() -> None:
     model = build_model(resolve_settings(data, options), data, tree)
     model.scorer = model.scorer.drop_zero_parts()
     report(args, "closed form", model, data, began)
+    assert isinstance(model.scorer, SumScorer)
     settings = replace(sequence_settings(data, args.device), **json.loads(args.settings))
     began = time.monotonic()
     fitting = Fitting(tree, data, args.seed, args.device, model.first_level)
@@ -74,8 +77,9 @@ def main() -> None:
         weight = last.scorer.weight_of(DEEP)
         report(args, "with deep", last.eval(), data, start, weight=weight)
         both = current_backend().place(both, args.device)
-    report(args, "with sequence, every leaf", both, data, began, every_leaf=True)
-    for name in reversed(scorer.names):
+    if args.each:
+        report(args, "with sequence, every leaf", both, data, began, every_leaf=True)
+    for name in reversed(scorer.names) if args.each else [SEQUENCE]:
         alone = both.with_scorer(scorer.part(name))
         report(args, f"{name} alone", alone, data, began)
         if scorer.part(name).reads_clock:
@@ -114,7 +118,8 @@ def report(
         return retrieve(model, x, beam_size=400, m=max(M), exclude=exclude)[0]
 
     metrics = ("precision", "recall", "f1", "ndcg")
-    result = measure(find, data.test, m=M, metrics=metrics)
+    users = with_inputs(model.scorer, data.test)
+    result = measure(find, users, m=M, metrics=metrics)
     line = {
         "log": args.folder.name,
         "seed": args.seed,
@@ -125,7 +130,7 @@ def report(
         "seconds": seconds,
     }
     if not every_leaf:
-        unseen = measure(find, data.test, m=10, metrics=("recall", "ndcg"), exclude_seen=True)
+        unseen = measure(find, users, m=10, metrics=("recall", "ndcg"), exclude_seen=True)
         line["unseen"] = [round(100 * float(unseen[metric, 10]), 2) for metric in ("recall", "ndcg")]
     print(json.dumps({**line, **more}), flush=True)
 
