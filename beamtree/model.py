@@ -1,7 +1,7 @@
 """M(T, g): a tree, a scorer, and p_g(z_n = 1 | x) direct or chained (Sec. 3.2.1)."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -47,6 +47,7 @@ class TreeModel(nn.Module):
         self.ids = ids
         self.popularity: Tensor | None = None  # events of each item in training [M]
         self.trained_on_beams = False
+        self.search_times: dict[Any, Any] = {}  # of a beam and of a scan: see `beamtree.search_choice`
 
     def __repr__(self) -> str:
         scorer, levels = type(self.scorer).__name__, f"levels {self.first_level} to {self.tree.height}"
@@ -76,6 +77,7 @@ class TreeModel(nn.Module):
     def with_items_of(self, other: "TreeModel") -> "TreeModel":
         """The same model with the ids and popularity of another one over the same items."""
         self.ids, self.popularity, self.trained_on_beams = other.ids, other.popularity, other.trained_on_beams
+        self.search_times = other.search_times
         return self
 
     def item_vectors(self) -> Tensor:

@@ -1,6 +1,7 @@
-"""The compiled search on a CPU: what the parts of a score give it, and how it is called.
+"""The compiled beam and the compiled scan on a CPU: what the parts of a score give them, and how they are called.
 
-A scorer says in `compiled_part` which of the records below it is; one that says nothing is searched by `beam.walk`.
+A scorer says in `compiled_part` which of the records below it is; one that says nothing is searched by `beam.walk`. A
+scan on a GPU reads the same records: see `beamtree.scan`.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -56,12 +57,14 @@ class Memory(NamedTuple):
     partners: Tensor  # int32
     weights: Tensor  # float16
     recency: Tensor  # the weight of each event of a history [lists, any]; those after it have none
+    named: Entries | None  # the same items with their scores
 
 
 class Repeats(NamedTuple):
     """The same, where each event names its own item."""
 
     recency: Tensor  # the score that each event gives [any], likewise
+    named: Entries | None
 
 
 class Network(NamedTuple):
@@ -154,9 +157,26 @@ class SearchInput(NamedTuple):
     scores: Any  # and their scores
 
 
+class ScanInput(NamedTuple):
+    """All that `compiled_scan.scan` reads and writes."""
+
+    x: Any  # histories [B, T], newest first, PAD for none
+    leaf_of_item: Any  # [M + 1], PAD last
+    item_of_slot: Any  # the items of the leaves from left to right
+    height: int
+    first_leaf: int
+    leaves: Any  # those to score; empty for all that may be entered
+    entered: Any  # which nodes may be entered; empty where all may
+    hidden: Any  # leaves hidden from each user [B, E], PAD for none; empty where there are none
+    parts: tuple[Any, ...]  # `SearchParts`, without a network
+    found: Any  # the result: items [B, m], PAD where there are fewer
+    scores: Any  # and their scores
+
+
 NO_REPEATS = np.empty(0, np.float32)
 NO_TABLE = Table(np.empty((0, 1), np.uint16), np.zeros(65, np.float32), np.empty((0, 1), np.float32))
 ALL_ENTERED, NONE_BEFORE, NONE_HIDDEN = np.empty(0, np.bool_), np.empty(0, np.int32), np.empty((0, 0), np.int64)
+ALL_LEAVES = np.empty(0, np.int64)
 
 State = list[object]
 # No value may refer to its scorer, which would then never be freed.
@@ -242,13 +262,13 @@ def _lists(memories: list[tuple[float, Memory]], repeats: list[Tensor], num_item
     """The lists of partners of all memories: those of items that were added follow the others."""
     if not memories:
         halves = torch.zeros(0, dtype=torch.float16)
-        memories = [(1.0, Memory(torch.zeros(1, dtype=torch.int64), halves.int(), halves, torch.zeros(0, 0)))]
+        memories = [(1.0, Memory(torch.zeros(1, dtype=torch.int64), halves.int(), halves, torch.zeros(0, 0), None))]
     parts = [part for _, part in memories]
     longest = max(part.recency.shape[1] for part in parts)
     by_list = [pad(part.recency * weight, (0, longest - part.recency.shape[1])) for weight, part in memories]
     recency = torch.cat(by_list).contiguous().numpy()
     if len(parts) == 1:
-        offsets, partners, weights, _ = parts[0]
+        offsets, partners, weights, *_ = parts[0]
     else:
         too_large = sum(len(part.partners) for part in parts) > MAX_JOINED
         if too_large or any(len(part.offsets) != len(part.recency) * num_items + 1 for part in parts):
@@ -327,6 +347,36 @@ def search(
         tuple(parts), np.empty((count, m), np.int64), np.empty((count, m), np.float32),
     )  # fmt: skip
     function, arrays = compiling.load("compiled_search").search, tuple(task)
+
+    def run(span: tuple[int, int]) -> None:
+        zeros = _borrow(tree.num_nodes)
+        function(*span, arrays, zeros)
+        with _LOCK:
+            _ZEROS.append(zeros)
+
+    in_spans(run, count)
+    return torch.from_numpy(task.found), torch.from_numpy(task.scores)
+
+
+def scan(
+    tree: Tree, mask: NodeMask, parts: SearchParts, x: Tensor, hidden: Tensor | None, m: int,
+    leaves: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The m best items of all that may be entered, and their scores [B, m], as `search` gives them.
+
+    `hidden` are leaves that each user is not shown [B, E], PAD for none; `leaves` those that may be entered, where they
+    are few. There is no network among the parts.
+    """
+    count = x.shape[0]
+    task = ScanInput(
+        x.contiguous().numpy(), tree._leaf_of_item.numpy(), tree.items().numpy(),
+        tree.height, tree.level(tree.height).start,
+        ALL_LEAVES if leaves is None else leaves.numpy(),
+        ALL_ENTERED if mask.full_to == tree.height else mask.entered.numpy(),
+        NONE_HIDDEN if hidden is None else hidden.contiguous().numpy(),
+        tuple(parts), np.empty((count, m), np.int64), np.empty((count, m), np.float32),
+    )  # fmt: skip
+    function, arrays = compiling.load("compiled_scan").scan, tuple(task)
 
     def run(span: tuple[int, int]) -> None:
         zeros = _borrow(tree.num_nodes)

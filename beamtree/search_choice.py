@@ -1,0 +1,123 @@
+"""Whether a search is a scan or a beam: what `search="auto"` means.
+
+A beam pays where scoring every item is dearer. That depends on the items, the parts of the score, the device and the
+number of users that are searched for together. So both are timed once, in a fraction of a second, and the faster one is
+taken from then on. Where they take the same time it is the scan, which loses nothing.
+"""
+
+import logging
+import statistics
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from beamtree.kernels.cuda_graphs import WARMUP_RUNS
+from beamtree.mask import NodeMask
+from beamtree.model import TreeModel
+from beamtree.scan import covered_parts
+
+log = logging.getLogger("beamtree")
+AUTO, BEAM, SCAN = "auto", "beam", "scan"
+SEARCHES = (AUTO, BEAM, SCAN)
+BATCHES = (1, 8, 64)  # numbers of users for which both are timed; others are taken as the next lower one
+TURNS = 5  # of each, after the first runs
+
+
+class SearchTimes(NamedTuple):
+    """How long both searches take for some users together."""
+
+    device: str
+    users: int
+    items: int
+    beam_size: int
+    beam_ms: float
+    scan_ms: float
+
+    @property
+    def chosen(self) -> str:
+        """The faster one."""
+        return SCAN if self.scan_ms <= self.beam_ms else BEAM
+
+    def __str__(self) -> str:
+        users = "1 user" if self.users == 1 else f"{self.users} users"
+        return (
+            f"{self.chosen}: for {users} on {self.device} a scan of {self.items:,} items takes {self.scan_ms:.2f} ms, "
+            f"a beam of {self.beam_size} {self.beam_ms:.2f} ms"
+        )
+
+
+def check_search(search: str) -> str:
+    """The name of a search; a ValueError for any other."""
+    if search not in SEARCHES:
+        raise ValueError(f"search={search!r} is unknown: choose from {', '.join(SEARCHES)}")
+    return search
+
+
+def choose(
+    model: TreeModel, x: Tensor, mask: NodeMask, sizes: tuple[int, ...], run: Callable[[Tensor, str], object]
+) -> str:
+    """The faster search for users x, where both find what a mask allows: `run` makes one for some of the users.
+
+    A beam that keeps every leaf loses nothing, and scores no more than these. A scan of fewer leaves than a beam scores
+    nodes needs no timing. Nor do scores that are not a product and a few additions: scanning them is dear.
+    """
+    leaves = mask.num_leaves
+    if leaves <= min(sizes) or not len(x):
+        return BEAM
+    times = known_times(model, x)
+    if times is None or leaves <= nodes_scored(model, sizes):
+        if covered_parts(model) is None:
+            return BEAM
+        if leaves <= nodes_scored(model, sizes):
+            return SCAN
+        times = model.search_times[_key(model, x)] = measure(model, x, sizes, run)
+        log.info("search: %s", times)
+    return times.chosen
+
+
+def known_times(model: TreeModel, x: Tensor) -> SearchTimes | None:
+    """The times that were measured for about as many users, if they were."""
+    times: SearchTimes | None = model.search_times.get(_key(model, x))
+    return times
+
+
+def _key(model: TreeModel, x: Tensor) -> tuple[object, ...]:
+    """What times depend on: as long as it is the same, a model keeps them when items or events come."""
+    return x.device.type, _users(x), model.tree.height, *model.scorer.names
+
+
+def _users(x: Tensor) -> int:
+    return max(count for count in BATCHES if count <= len(x))
+
+
+def nodes_scored(model: TreeModel, sizes: tuple[int, ...]) -> int:
+    """How many nodes a beam of these widths scores at most."""
+    tree, scored, above = model.tree, 0, len(model.tree.level(model.first_level - 1))
+    for level, width in zip(range(model.first_level, tree.height + 1), sizes, strict=True):
+        candidates = min(above * tree.arity, len(tree.level(level)))
+        if candidates > width or level == tree.height:  # others are kept without a score
+            scored += candidates
+        above = min(candidates, width)
+    return scored
+
+
+def measure(model: TreeModel, x: Tensor, sizes: tuple[int, ...], run: Callable[[Tensor, str], object]) -> SearchTimes:
+    """Time both searches, turn by turn, with some of the users x."""
+    users, on_gpu = x[: _users(x)], x.is_cuda
+    times: dict[str, list[float]] = {BEAM: [], SCAN: []}
+    warm_up = 1 if not on_gpu else WARMUP_RUNS + 1
+    for turn in range(warm_up + TURNS):
+        for search, of_search in times.items():
+            if on_gpu:
+                torch.cuda.synchronize(x.device)
+            start = time.perf_counter()
+            run(users, search)
+            if on_gpu:
+                torch.cuda.synchronize(x.device)
+            if turn >= warm_up:
+                of_search.append(1e3 * (time.perf_counter() - start))
+    beam_ms, scan_ms = (statistics.median(of_search) for of_search in times.values())
+    return SearchTimes(x.device.type, len(users), model.tree.num_visible, max(sizes), beam_ms, scan_ms)
