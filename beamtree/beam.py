@@ -19,7 +19,7 @@ from beamtree.mask import NodeMask
 from beamtree.metrics import hits
 from beamtree.model import Query, State, TreeModel
 from beamtree.scan import scan
-from beamtree.search_choice import AUTO, BEAM, SCAN, check_search, choose
+from beamtree.search_choice import AUTO, BEAM, SCAN, choose, resolve_search
 from beamtree.tree import PAD, Tree
 
 Expand = Callable[[Tensor, State], State]
@@ -195,10 +195,7 @@ def retrieve(
     The beam enters only nodes with an allowed item below, so a user gets m items if m are left. Otherwise the row ends
     in PAD and -inf.
     """
-    if check_search(search) == SCAN and beam_size is not None:
-        raise ValueError("search='scan' scores every item and has no beam: leave out beam_size")
-    search = BEAM if beam_size is not None else search
-    m = positive_int("m", m)
+    search, m = resolve_search(search, beam_size), positive_int("m", m)
     sizes = widths(model, default_beam_size(m) if beam_size is None else beam_size, m)
     _check_users(model, x)
     return _retrieve(model, x, sizes, m, allowed, exclude, search)
@@ -271,13 +268,13 @@ def retrieve_each(
     return list(zip(items, _log_prob(model, torch.cat(scores)).split(len(x)), strict=True))
 
 
+@torch.no_grad()
 def best_scores(model: TreeModel, x: Tensor, *, beam_size: int, m: int) -> Tensor:
     """What the items of `retrieve` were compared by, best first, -inf where there are fewer [B, m]."""
     ((_, scores),) = _search(model, x, (model.tree.mask,), None, widths(model, beam_size, m), m)
     return scores
 
 
-@torch.no_grad()
 def _search(
     model: TreeModel,
     x: Tensor,

@@ -59,13 +59,14 @@ def scan(
     `hidden` are the leaves that each user is not shown [B, E], PAD for none; `compiled` what `search_parts` gives for
     these users, where they are on a CPU.
     """
-    parts, few = covered_parts(model), mask.num_leaves * FEW < len(mask.slots)
-    if parts is not None and compiled is not None:
-        leaves = mask.nodes(model.tree.height) if few else None
-        return search_cpu.scan(model.tree, mask, compiled, model.scorer.histories(x), hidden, m, leaves)
-    if parts is None or few:
+    tree, few = model.tree, mask.num_leaves * FEW < mask.num_slots
+    if compiled is not None and not compiled.has_network and not tree.admit_empty:
+        leaves = mask.nodes(tree.height) if few else None
+        return search_cpu.scan(tree, mask, compiled, model.scorer.histories(x), hidden, m, leaves)
+    parts = None if few else covered_parts(model)
+    if parts is None:
         return _scan_by_definition(model, x, mask, hidden, m)
-    at_once = max(1, MAX_SCORES // len(mask.slots))
+    at_once = max(1, MAX_SCORES // mask.num_slots)
     users = x.split(at_once)
     of_users = [None] * len(users) if hidden is None else hidden.split(at_once)
     found = [_scan_together(model, parts, *each, mask, m) for each in zip(users, of_users, strict=True)]

@@ -23,7 +23,7 @@ log = logging.getLogger("beamtree")
 AUTO, BEAM, SCAN = "auto", "beam", "scan"
 SEARCHES = (AUTO, BEAM, SCAN)
 BATCHES = (1, 8, 64)  # numbers of users for which both are timed; others are taken as the next lower one
-TURNS = 5  # of each, after the first runs
+TURNS, SECONDS = 5, 0.2  # after the first runs: how often both are timed, at least once, and for how long
 
 
 class SearchTimes(NamedTuple):
@@ -49,11 +49,13 @@ class SearchTimes(NamedTuple):
         )
 
 
-def check_search(search: str) -> str:
-    """The name of a search; a ValueError for any other."""
+def resolve_search(search: str, beam_size: object = None) -> str:
+    """The search of this name: a beam where a beam size is given and nothing else was asked for."""
     if search not in SEARCHES:
         raise ValueError(f"search={search!r} is unknown: choose from {', '.join(SEARCHES)}")
-    return search
+    if search == SCAN and beam_size is not None:
+        raise ValueError("search='scan' scores every item and has no beam: leave out beam_size")
+    return BEAM if beam_size is not None else search
 
 
 def choose(
@@ -65,32 +67,33 @@ def choose(
     nodes needs no timing. Nor do scores that are not a product and a few additions: scanning them is dear.
     """
     leaves = mask.num_leaves
-    if leaves <= min(sizes) or not len(x):
+    if leaves <= min(sizes) or not x.shape[0]:
         return BEAM
-    times = known_times(model, x)
-    if times is None or leaves <= nodes_scored(model, sizes):
+    times = known_times(model, x.shape[0])
+    is_few = (times is None or mask is not model.tree.mask) and leaves <= nodes_scored(model, sizes)
+    if times is None or is_few:
         if covered_parts(model) is None:
             return BEAM
-        if leaves <= nodes_scored(model, sizes):
+        if is_few:
             return SCAN
-        times = model.search_times[_key(model, x)] = measure(model, x, sizes, run)
+        times = model.search_times[_key(model, x.shape[0])] = measure(model, x, sizes, run)
         log.info("search: %s", times)
     return times.chosen
 
 
-def known_times(model: TreeModel, x: Tensor) -> SearchTimes | None:
+def known_times(model: TreeModel, users: int) -> SearchTimes | None:
     """The times that were measured for about as many users, if they were."""
-    times: SearchTimes | None = model.search_times.get(_key(model, x))
+    times: SearchTimes | None = model.search_times.get(_key(model, users))
     return times
 
 
-def _key(model: TreeModel, x: Tensor) -> tuple[object, ...]:
+def _key(model: TreeModel, users: int) -> tuple[object, ...]:
     """What times depend on: as long as it is the same, a model keeps them when items or events come."""
-    return x.device.type, _users(x), model.tree.height, *model.scorer.names
+    return model.tree.device.type, _batch(users), model.tree.height, *model.scorer.names
 
 
-def _users(x: Tensor) -> int:
-    return max(count for count in BATCHES if count <= len(x))
+def _batch(users: int) -> int:
+    return max(count for count in BATCHES if count <= max(users, 1))
 
 
 def nodes_scored(model: TreeModel, sizes: tuple[int, ...]) -> int:
@@ -106,10 +109,13 @@ def nodes_scored(model: TreeModel, sizes: tuple[int, ...]) -> int:
 
 def measure(model: TreeModel, x: Tensor, sizes: tuple[int, ...], run: Callable[[Tensor, str], object]) -> SearchTimes:
     """Time both searches, turn by turn, with some of the users x."""
-    users, on_gpu = x[: _users(x)], x.is_cuda
+    users, on_gpu, began = x[: _batch(x.shape[0])], x.is_cuda, 0.0
     times: dict[str, list[float]] = {BEAM: [], SCAN: []}
     warm_up = 1 if not on_gpu else WARMUP_RUNS + 1
     for turn in range(warm_up + TURNS):
+        began = time.perf_counter() if turn <= warm_up else began
+        if time.perf_counter() - began > SECONDS:
+            break
         for search, of_search in times.items():
             if on_gpu:
                 torch.cuda.synchronize(x.device)

@@ -138,6 +138,11 @@ class SearchParts(NamedTuple):
     tables: tuple[tuple[Any, Any, Any], ...]  # `Table`, MAX_PRODUCTS times: another number would be compiled again
     network: tuple[Any, ...]  # `Layers`
 
+    @property
+    def has_network(self) -> bool:
+        """Whether there is one."""
+        return len(self.network[1]) > 0
+
 
 class SearchInput(NamedTuple):
     """All that `compiled_search.search` reads and writes."""
@@ -319,13 +324,18 @@ def fold_in(
     gram_diagonal: Tensor,
     penalty: float,
     unobserved_weight: float,
+    scale: float = 1.0,
 ) -> Tensor:
-    """u(x) [B, dim] of histories x [B, T]: see `scorers.factors.fold_in`. The rows are those of all nodes, float16."""
+    """u(x) [B, dim] of histories x [B, T]: see `scorers.factors.fold_in`. The rows are those of all nodes, float16.
+
+    It is multiplied by `scale`, by NumPy, which takes less time for a few numbers.
+    """
     users = np.empty((len(x), rows.shape[1]), np.float32)
     compiling.load("compiled_search").fold_in(
         x.contiguous().numpy(), tree._leaf_of_item.numpy(), _bits(rows), recency.numpy(), gram_diagonal.numpy(),
         np.float32(penalty), np.float32(unobserved_weight), users,
     )  # fmt: skip
+    users *= np.float32(scale)
     return torch.from_numpy(users)
 
 

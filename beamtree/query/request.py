@@ -13,6 +13,7 @@ from beamtree.data.ids import as_given, as_id
 from beamtree.query.history import id_list, parse_histories
 from beamtree.query.rules import Rules
 from beamtree.query.times import Now, RequestTime, check_time, read_time
+from beamtree.search_choice import AUTO
 
 Names = Sequence[Any] | np.ndarray  # what tells histories apart: numbers, users or items
 
@@ -34,6 +35,7 @@ class RecommendRequest(NamedTuple):
     users: Names | None = None  # instead of histories
     m: int = 10
     beam_size: BeamSize | None = None  # k, or one width per level; `default_beam_size` of m if None
+    search: str = AUTO  # or beam or scan: see `search_choice`
     exclude_seen: bool = False  # whether to leave out the items of the history, as dislikes of a user always are
     filter: Filter | None = None
     rules: Rules | None = None

@@ -187,8 +187,8 @@ class FactorScorer(DotProductScorer):
         x, rows = newest(x, self.history), self.table.weight
         on_cpu = rows.device.type == "cpu" and not kernels.is_plain()
         if type(self.table) is NodeTable and on_cpu and rows.dtype == torch.float16:
-            users = search_cpu.fold_in(tree, rows, x, self.recency, self.spread, self.penalty, self.unobserved_weight)
-            return users.mul_(self.scale)
+            how = self.penalty, self.unobserved_weight, self.scale
+            return search_cpu.fold_in(tree, rows, x, self.recency, self.spread, *how)
         leaves = tree.leaf_of_item(x)
         history = self.history_vectors(tree, vectors, leaves)
         weights = newest_of_each(leaves) * self.recency[: x.shape[1]]  # items without a leaf have no weight

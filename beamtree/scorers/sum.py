@@ -63,6 +63,7 @@ class SumScorer(TableScorer):
         self.register_buffer("weights", torch.ones(height + 1, len(parts)))
         self.register_buffer("calibration", torch.tensor([1.0, 0.0]) if knots is None else torch.zeros(2, knots))
         self._active: tuple[object, ActiveParts] = None, ([], [])
+        self._columns: InputColumns | None = None  # asked for several times by every search
 
     @property
     def reads_items(self) -> bool:  # type: ignore[override]
@@ -85,8 +86,10 @@ class SumScorer(TableScorer):
 
     @property
     def columns(self) -> InputColumns:
-        clock, contexts = zip(*[part.columns for part in self.scorers().values()], strict=True)
-        return InputColumns(any(clock), max(contexts))
+        if self._columns is None:
+            clock, contexts = zip(*[part.columns for part in self.scorers().values()], strict=True)
+            self._columns = InputColumns(any(clock), max(contexts))
+        return self._columns
 
     def input_of(self, part: Scorer, x: Tensor) -> Tensor:
         """What one of the parts reads of x."""
@@ -182,7 +185,7 @@ class SumScorer(TableScorer):
     def put(self, name: str, part: Scorer) -> None:
         """Replace the part of this name."""
         self.parts[name] = part
-        self._active = None, ([], [])
+        self._active, self._columns = (None, ([], [])), None
 
     def active_parts(self) -> ActiveParts:
         """Parts whose weights are not all 0, after their weights: those scored one by one, and the sparse ones.
