@@ -18,6 +18,7 @@ from beamtree.kernels import search_cpu
 from beamtree.kernels.cuda_graphs import beside
 from beamtree.kernels.search_cpu import (
     MAX_PRODUCTS,
+    Columns,
     Entries,
     Memory,
     Network,
@@ -142,7 +143,8 @@ def named_scores(
 
     That is products, and the scores that are the same for every user [b^H]. Users are encoded beside each other.
     """
-    tree, height, columns = model.tree, model.tree.height, model.scorer.columns
+    tree, height = model.tree, model.tree.height
+    columns: Columns = model.scorer.columns
     span = tree.level(height)
     tables: list[tuple[Tensor, float]] = []
     shared: Tensor | None = None
@@ -187,7 +189,8 @@ def add_tables(total: Tensor, tables: list[Table], shared: Tensor | None, blocke
     if kernels.fits(total) and len(tables) <= MAX_PRODUCTS:
         from beamtree.kernels import scan_gpu
 
-        return scan_gpu.add_tables(total, tables, shared, blocked, group)
+        best: Tensor = scan_gpu.add_tables(total, tables, shared, blocked, group)
+        return best
     for rows, weight, users in tables:
         for scores, some in zip(total.split(LEAVES_AT_ONCE, dim=1), rows.split(LEAVES_AT_ONCE), strict=True):
             scores.addmm_(users, some.float().T, alpha=weight)

@@ -6,7 +6,6 @@ taken from then on. Where they take the same time it is the scan, which loses no
 """
 
 import logging
-import statistics
 import time
 from collections.abc import Callable
 from typing import NamedTuple
@@ -22,8 +21,10 @@ from beamtree.scan import covered_parts
 log = logging.getLogger("beamtree")
 AUTO, BEAM, SCAN = "auto", "beam", "scan"
 SEARCHES = (AUTO, BEAM, SCAN)
-BATCHES = (1, 8, 64)  # numbers of users for which both are timed; others are taken as the next lower one
-TURNS, SECONDS = 5, 0.2  # after the first runs: how often both are timed, at least once, and for how long
+# Numbers of users for which both are timed; others count as the next lower one. A CPU searches for one after another.
+BATCHES = {"cpu": (1,), "cuda": (1, 8, 64)}
+TURNS, SECONDS = 20, 0.1  # after the first runs: how often both are timed, at least once, and for how long
+CLEAR = 3.0  # times the other's time, beyond which one turn is enough
 
 
 class SearchTimes(NamedTuple):
@@ -89,11 +90,16 @@ def known_times(model: TreeModel, users: int) -> SearchTimes | None:
 
 def _key(model: TreeModel, users: int) -> tuple[object, ...]:
     """What times depend on: as long as it is the same, a model keeps them when items or events come."""
-    return model.tree.device.type, _batch(users), model.tree.height, *model.scorer.names
+    return model.tree.device.type, _batch(model, users), model.tree.height
 
 
-def _batch(users: int) -> int:
-    return max(count for count in BATCHES if count <= max(users, 1))
+def _batch(model: TreeModel, users: int) -> int:
+    return max(count for count in batches(model) if count <= max(users, 1))
+
+
+def batches(model: TreeModel) -> tuple[int, ...]:
+    """The numbers of users for which searches with a model are timed."""
+    return BATCHES.get(model.tree.device.type, (1,))
 
 
 def nodes_scored(model: TreeModel, sizes: tuple[int, ...]) -> int:
@@ -109,21 +115,22 @@ def nodes_scored(model: TreeModel, sizes: tuple[int, ...]) -> int:
 
 def measure(model: TreeModel, x: Tensor, sizes: tuple[int, ...], run: Callable[[Tensor, str], object]) -> SearchTimes:
     """Time both searches, turn by turn, with some of the users x."""
-    users, on_gpu, began = x[: _batch(x.shape[0])], x.is_cuda, 0.0
-    times: dict[str, list[float]] = {BEAM: [], SCAN: []}
-    warm_up = 1 if not on_gpu else WARMUP_RUNS + 1
-    for turn in range(warm_up + TURNS):
-        began = time.perf_counter() if turn <= warm_up else began
-        if time.perf_counter() - began > SECONDS:
+    users, device = x[: _batch(model, x.shape[0])], x.device
+
+    def milliseconds(search: str) -> float:
+        if x.is_cuda:
+            torch.cuda.synchronize(device)
+        start = time.perf_counter()
+        run(users, search)
+        if x.is_cuda:
+            torch.cuda.synchronize(device)
+        return 1e3 * (time.perf_counter() - start)
+
+    for _ in range(WARMUP_RUNS + 1 if x.is_cuda else 1):
+        milliseconds(BEAM), milliseconds(SCAN)
+    end, beam_ms, scan_ms = time.perf_counter() + SECONDS, float("inf"), float("inf")
+    for _ in range(TURNS):  # the shortest times: what else the machine does only adds
+        beam_ms, scan_ms = min(beam_ms, milliseconds(BEAM)), min(scan_ms, milliseconds(SCAN))
+        if time.perf_counter() > end or not 1 / CLEAR < scan_ms / beam_ms < CLEAR:
             break
-        for search, of_search in times.items():
-            if on_gpu:
-                torch.cuda.synchronize(x.device)
-            start = time.perf_counter()
-            run(users, search)
-            if on_gpu:
-                torch.cuda.synchronize(x.device)
-            if turn >= warm_up:
-                of_search.append(1e3 * (time.perf_counter() - start))
-    beam_ms, scan_ms = (statistics.median(of_search) for of_search in times.values())
-    return SearchTimes(x.device.type, len(users), model.tree.num_visible, max(sizes), beam_ms, scan_ms)
+    return SearchTimes(device.type, len(users), model.tree.num_visible, max(sizes), beam_ms, scan_ms)

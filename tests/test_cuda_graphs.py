@@ -2,10 +2,12 @@
 
 import pytest
 import torch
+from random_parts import random_scorers
 
 import beamtree as bt
 from beamtree.beam import WARMUP_RUNS
-from beamtree.kernels.cuda_graphs import CudaGraphCache
+from beamtree.kernels.cuda_graphs import CudaGraphCache, beside
+from beamtree.scorers import SumScorer
 
 
 def test_on_a_cpu_every_call_runs_the_function_anew():
@@ -20,6 +22,27 @@ def test_on_a_cpu_every_call_runs_the_function_anew():
         (found,) = graphs("double", double, torch.tensor([value]))
         assert found.tolist() == [2 * value]
     assert len(calls) == 5
+
+
+def test_functions_beside_each_other_are_called_in_turn_on_a_cpu():
+    assert beside(torch.device("cpu"), [lambda: 1, lambda: 2, lambda: 3]) == [1, 2, 3]
+    assert beside(torch.device("cpu"), []) == []
+
+
+@pytest.mark.gpu
+def test_a_recorded_scan_finds_what_a_plain_one_does():
+    tree = bt.random_tree(5000)
+    seed = torch.Generator().manual_seed(0)
+    parts = random_scorers(tree, seed)
+    del parts["deep"]
+    model = bt.TreeModel(tree, SumScorer(parts, tree.height)).cuda().eval()
+    for _ in range(2 * WARMUP_RUNS):
+        x = torch.randint(5000, (3, 69), generator=seed).cuda()
+        x = torch.cat([x, torch.randint(4, (3, 2), generator=seed).cuda()], dim=1)
+        exclude = torch.randint(5000, (3, 5), generator=seed).cuda()
+        found = bt.retrieve(model, x, m=20, exclude=exclude, search="scan")
+        expected = bt.brute_force(model, x, m=20, exclude=exclude)
+        torch.testing.assert_close(found[1], expected[1], rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.gpu

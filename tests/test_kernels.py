@@ -11,13 +11,15 @@ if not ON_GPU:
 pytest.importorskip("triton")
 
 import beamtree as bt  # noqa: E402
-from beamtree import kernels  # noqa: E402
+from beamtree import kernels, scan  # noqa: E402
 from beamtree.kernels.best_child_gpu import pass_up  # noqa: E402
 from beamtree.kernels.deep_gpu import Layers, score, score_backward  # noqa: E402
 from beamtree.kernels.dots import dots  # noqa: E402
 from beamtree.kernels.maxima import maxima  # noqa: E402
+from beamtree.kernels.scan_gpu import add_tables  # noqa: E402
 from beamtree.kernels.select import select  # noqa: E402
 from beamtree.kernels.sparse_adam_gpu import adam  # noqa: E402
+from beamtree.scan import Table  # noqa: E402
 from beamtree.scorers.subtree_max import SubtreeMax  # noqa: E402
 
 DEVICE = "cuda" if ON_GPU else "cpu"
@@ -223,3 +225,26 @@ def test_maxima_are_those_of_the_leaves_below(generator, arity, rows, entries):
             torch.testing.assert_close(found.at(level, here).cpu()[real], wanted)
             compiled = maxima(found.keys, found.scores, found.runs, here, span, width, rows)
             torch.testing.assert_close(compiled.cpu()[real], wanted)
+
+
+@pytest.mark.parametrize(("users", "leaves", "group"), [(1, 256, 32), (3, 256, 128), (70, 128, 8), (2, 81, 1)])
+def test_products_are_added_to_all_leaves(generator, users, leaves, group):
+    """Also those of users whose numbers are too large for a half."""
+    given = [
+        Table(draw(generator, leaves, dim).half(), weight, draw(generator, users, dim) * scale)
+        for dim, weight, scale in ((5, 0.7, 1.0), (70, 1e-6, 1e6))
+    ]
+    total, shared = draw(generator, users, leaves), draw(generator, leaves)
+    blocked = torch.rand(leaves, generator=generator, device=DEVICE) < 0.3
+    total[0, 5] = -torch.inf
+    for some, same, closed in ((given, shared, blocked), (given[:1], None, None), ([], shared, None)):
+        expected = total.double()
+        for rows, weight, of_users in some:
+            expected += weight * of_users.double() @ rows.double().T
+        expected = expected if same is None else expected + same
+        expected = expected if closed is None else expected.masked_fill(closed, -torch.inf)
+        for add in (add_tables, scan.add_tables):
+            scores = total.clone()
+            highest = add(scores, some, same, closed, group)
+            torch.testing.assert_close(scores.double(), expected, rtol=1e-4, atol=1e-3)
+            assert torch.equal(highest, scores.unflatten(1, (-1, group)).amax(2))

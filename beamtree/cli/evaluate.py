@@ -129,7 +129,7 @@ def evaluate_run(
     results: dict[bool, dict[str, Evaluation]] = {}  # by setting: whether seen items are left out
     with progress(sum(map(len, users.values())) * (1 + len(rows)), "users") as (advance, print_line):
         how: dict[str, Any] = {"m": cuts, "metrics": names, "by": by, "on_users": advance}
-        searched = {"beam_size": beam, "search": search}
+        searched: dict[str, Any] = {"beam_size": beam, "search": search}
         ours = f"{name} (run)" if name in rows else name
         for setting in settings:
             try:

@@ -35,13 +35,13 @@ class RecommendRequest(NamedTuple):
     users: Names | None = None  # instead of histories
     m: int = 10
     beam_size: BeamSize | None = None  # k, or one width per level; `default_beam_size` of m if None
-    search: str = AUTO  # or beam or scan: see `search_choice`
     exclude_seen: bool = False  # whether to leave out the items of the history, as dislikes of a user always are
     filter: Filter | None = None
     rules: Rules | None = None
     context: Context | Sequence[Context] | None = None  # of all histories, or one for each
     times: Sequence[Sequence[int]] | None = None  # of the events of `histories`, where they are known, in seconds
     time: RequestTime | None = None  # of the request, in seconds since 1970, or one for each history
+    search: str = AUTO  # or beam or scan: see `search_choice`
 
     @property
     def rows(self) -> int:

@@ -58,11 +58,11 @@ class EngineOptions(NamedTuple):
     """How requests are batched and searched."""
 
     beam_size: int | None = None  # k of requests that do not set it; `DEFAULT_BEAM_SIZE` if None
-    search: str = AUTO  # of requests that do not say; a beam where a beam_size is given here or there
     batch_window: float = 0.002  # seconds to wait for more requests after the first
     max_batch: int = 64  # histories that are searched together; fewer if they take `degrade_after`
     max_queue: int = 512  # histories that may wait
     degrade_after: float = 0.04  # seconds in the queue after which the beam is narrowed
+    search: str = AUTO  # of requests that do not say; a beam where a beam_size is given here or there
 
 
 class Engine:
@@ -77,7 +77,7 @@ class Engine:
     def __init__(
         self, run: LoadedRun, options: EngineOptions, on_batch: Callable[[int, float], None] | None = None
     ) -> None:
-        beam_size, search, self.batch_window, self.max_batch, self.max_queue, degrade_after = options
+        beam_size, self.batch_window, self.max_batch, self.max_queue, degrade_after, search = options
         self.beam_size, self.search = beam_size or DEFAULT_BEAM_SIZE, resolve_search(search, beam_size)
         self.load_control = LoadControl(degrade_after)
         self.waiting = 0  # histories in the queue

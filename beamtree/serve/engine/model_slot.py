@@ -13,7 +13,7 @@ from beamtree.beam import default_beam_size
 from beamtree.errors import short_message
 from beamtree.live import LiveModel
 from beamtree.query import RecommendRequest
-from beamtree.search_choice import AUTO, BATCHES, BEAM
+from beamtree.search_choice import AUTO, BEAM, batches
 from beamtree.serve.engine.engine import Engine
 from beamtree.serve.engine.served_run import LoadedRun, OpenRun, run_state
 
@@ -102,7 +102,7 @@ def smoke_test(run: LoadedRun, beam_size: int, search: str = BEAM) -> None:
     response = searcher.recommend(request)
     if response.short or not all(math.isfinite(score) for result in response.results for score in result.scores):
         raise ValueError("the model gives no valid scores for a first history")
-    for users in BATCHES if search == AUTO else ():
+    for users in batches(searcher.model) if search == AUTO else ():
         searcher.answer([RecommendRequest([[searcher.ids.name(0)]] * users, m=m)])
 
 
