@@ -215,6 +215,27 @@ def forget(maxima, leaves, count, arity, height, first_level):
 
 
 @compiled()
+def calibrate(calibration, scores, beyond, largest, logits):
+    """The logits of scores: see `scorers.sum.calibrated`."""
+    points, values = calibration[0], calibration[1]
+    last = len(points) - 1
+    slope = (values[last] - values[0]) / (points[last] - points[0])
+    for i in range(len(scores)):
+        score = scores[i]
+        if score == -np.inf:
+            logits[i] = score
+            continue
+        inside = min(max(score, points[0]), points[last])
+        right = min(max(_rank(points, inside), 1), last)
+        step = points[right] - points[right - 1]
+        share = (inside - points[right - 1]) / step if step > 0 else 1.0
+        logit = values[right - 1] + share * (values[right] - values[right - 1])
+        apart = np.log1p(slope * abs(score - inside))
+        logit += beyond * (apart if score > inside else -apart)
+        logits[i] = min(max(logit, -largest), largest)
+
+
+@compiled()
 def _rank(numbers, number):
     """How many of some sorted numbers are below a number."""
     low, high = 0, len(numbers)
