@@ -17,7 +17,7 @@ from beamtree.kernels.search_cpu import search_parts
 from beamtree.kernels.threads import one_thread, parallel_map
 from beamtree.mask import NodeMask
 from beamtree.metrics import hits
-from beamtree.model import Query, State, TreeModel
+from beamtree.model import ModelState, Query, State, TreeModel
 from beamtree.scan import scan
 from beamtree.search_choice import AUTO, BEAM, SCAN, choose, resolve_search
 from beamtree.tree import PAD, Tree
@@ -27,8 +27,7 @@ Drawn = Callable[[Callable[[int], Tensor]], Tensor]
 BeamSize = int | Sequence[int]  # k, or one width for each searched level, first to last
 DEFAULT_BEAM_SIZE = 400  # of searches; the default in training is in `train.recipes`
 WIDE, EVENTS_AT_ONCE = 300, 1 << 14  # columns of x from which fewer users are searched together on a GPU
-MAX_KERNEL_WIDTH = 4096  # candidates that the GPU version of `_select` can hold
-_GRAPHS: WeakKeyDictionary[TreeModel, tuple[list[object], CudaGraphCache]] = WeakKeyDictionary()
+_GRAPHS: WeakKeyDictionary[TreeModel, tuple[ModelState, CudaGraphCache]] = WeakKeyDictionary()
 _FILTERED_SEARCHES: WeakKeyDictionary[NodeMask, int] = WeakKeyDictionary()  # on a GPU, with each filter
 
 
@@ -125,7 +124,7 @@ def _select(
     below = level < tree.height
     if candidates.shape[1] <= k:
         return candidates, None, tree.children(candidates, level, mask).flatten(1) if below else candidates
-    if kernels.fits(scores) and scores.shape[1] <= MAX_KERNEL_WIDTH:
+    if kernels.fits(scores) and scores.shape[1] <= kernels.MAX_SELECTED:
         from beamtree.kernels.select import select
 
         entered = None if mask.full_to == tree.height else mask.entered
@@ -334,12 +333,9 @@ def _is_rare(mask: NodeMask) -> bool:
 
 def _graphs_of(model: TreeModel) -> CudaGraphCache:
     """The recorded searches of a model, discarded when its weights or its tree change."""
-    tensors = (*model.parameters(), *model.buffers())
-    state: list[object] = [(tensor.data_ptr(), tensor._version) for tensor in tensors]
-    state.append(model.tree)
     cached = _GRAPHS.get(model)
-    if cached is None or cached[0] != state:
-        cached = _GRAPHS[model] = state, CudaGraphCache(WARMUP_RUNS)
+    if cached is None or not cached[0].is_of(model):
+        cached = _GRAPHS[model] = ModelState(model), CudaGraphCache(WARMUP_RUNS)
     return cached[1]
 
 

@@ -1,6 +1,6 @@
 """M(T, g): a tree, a scorer, and p_g(z_n = 1 | x) direct or chained (Sec. 3.2.1)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -142,6 +142,29 @@ class TreeModel(nn.Module):
             return self.log_prob(users, self.tree.height, leaves)
 
         return {SCORE: leave_one_out(score, x, self.tree.leaf_of_item(items))}
+
+
+class ModelState:
+    """The weights and the tree of a model at one time: searches are recorded with them.
+
+    It looks into the dictionaries of the modules: to ask a model for its parameters takes as long as a search.
+    """
+
+    def __init__(self, model: TreeModel) -> None:
+        modules = [module for module in model.modules() if module is not model]
+        self._tree, self._scorer = model.tree, model.scorer
+        self._dicts: list[Mapping[str, object]] = [module._modules for module in modules]
+        self._dicts += [each for module in modules for each in (module._parameters, module._buffers)]
+        self._values = self._read()
+
+    def _read(self) -> list[object]:
+        values = [value for each in self._dicts for value in each.values()]
+        tensors = [(value.data_ptr(), value._version) for value in values if isinstance(value, Tensor)]
+        return [*tensors, *(value for value in values if not isinstance(value, Tensor))]
+
+    def is_of(self, model: TreeModel) -> bool:
+        """Whether the model has these still."""
+        return self._tree is model.tree and self._scorer is model.scorer and self._values == self._read()
 
 
 class BatchPart(NamedTuple):

@@ -100,8 +100,9 @@ def _scan_by_definition(
 
 def _filled(items: Tensor, scores: Tensor, m: int) -> tuple[Tensor, Tensor]:
     """Items and scores [B, ≤ m] as [B, m], PAD where a score is -inf."""
-    missing = (0, m - items.shape[1])
-    items = items.masked_fill(scores == -torch.inf, PAD)
+    items, missing = items.masked_fill(scores == -torch.inf, PAD), (0, m - items.shape[1])
+    if not missing[1]:
+        return items, scores
     return pad(items, missing, value=PAD), pad(scores, missing, value=-torch.inf)
 
 
@@ -117,11 +118,23 @@ def _scan_together(
         return _filled(model.tree.items().take(best.indices), best.values, m)
     # An item among the best m is in one of the m groups with the highest maxima: each other one of these has an item
     # that is as good as the best of a group left out.
-    groups = highest.topk(m, dim=1, sorted=False).indices
+    groups = _best_columns(highest, m)
     within = scores.unflatten(1, (-1, group)).gather(1, groups.unsqueeze(2).expand(-1, -1, group)).flatten(1)
     best = within.topk(m)
     slots = groups.gather(1, best.indices // group) * group + best.indices % group
     return _filled(model.tree.items().take(slots), best.values, m)
+
+
+def _best_columns(scores: Tensor, m: int) -> Tensor:
+    """The columns of the m highest scores of each row [B, m], in no order."""
+    if kernels.fits(scores) and scores.shape[1] <= kernels.MAX_SELECTED:
+        from beamtree.kernels.select import select
+
+        columns: Tensor = select(torch.arange(scores.shape[1], device=scores.device)[None], scores, m, 2, None, False)[
+            1
+        ]
+        return columns
+    return scores.topk(m, dim=1, sorted=False).indices
 
 
 def group_size(tree: Tree, m: int) -> int:
@@ -157,7 +170,7 @@ def named_scores(
     def look_up(part: Entries, weight: float) -> tuple[Tensor, Tensor]:
         items, scores = part.entries(columns.narrowed(x, part.columns, part.history))
         slots = tree.leaf_of_item(items) - span.start
-        return slots.clamp(min=0), torch.where(slots < 0, 0.0, scores * weight)
+        return slots.clamp(min=0), torch.where(slots < 0, 0.0, scores.float() * weight)
 
     for levels, part in parts:
         weight = float(levels[height])
@@ -184,7 +197,7 @@ def named_scores(
 def add_tables(total: Tensor, tables: list[Table], shared: Tensor | None, blocked: Tensor | None, group: int) -> Tensor:
     """Add products, and scores that all users share, to scores of leaves [B, b^H] in place, -inf for blocked leaves.
 
-    Returns the highest of each group [B, b^H / group].
+    Returns the highest of each group [B, b^H / group]: in groups of one leaf the scores.
     """
     if kernels.fits(total) and len(tables) <= MAX_PRODUCTS:
         from beamtree.kernels import scan_gpu
@@ -198,4 +211,4 @@ def add_tables(total: Tensor, tables: list[Table], shared: Tensor | None, blocke
         total += shared
     if blocked is not None:
         total.masked_fill_(blocked, -torch.inf)
-    return total.unflatten(1, (-1, group)).amax(2)
+    return total.unflatten(1, (-1, group)).amax(2) if group > 1 else total

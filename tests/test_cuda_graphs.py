@@ -7,7 +7,8 @@ from random_parts import random_scorers
 import beamtree as bt
 from beamtree.beam import WARMUP_RUNS
 from beamtree.kernels.cuda_graphs import CudaGraphCache, beside
-from beamtree.scorers import SumScorer
+from beamtree.model import ModelState
+from beamtree.scorers import RepeatScorer, SumScorer
 
 
 def test_on_a_cpu_every_call_runs_the_function_anew():
@@ -62,3 +63,23 @@ def test_a_recorded_search_finds_what_a_plain_one_does_and_follows_the_weights(m
             with torch.no_grad():
                 for weight in model.parameters():
                     weight.mul_(1.1)
+
+
+def test_a_recorded_search_is_discarded_when_a_weight_a_part_or_the_tree_changes():
+    tree = bt.random_tree(40)
+    parts = random_scorers(tree, torch.Generator().manual_seed(0))
+    scorer = SumScorer(parts, tree.height)
+    model = bt.TreeModel(tree, scorer)
+    for change in (
+        lambda: scorer.set_weights(factors=2.0),
+        lambda: parts["factors"].table.weight.mul_(2.0),
+        lambda: setattr(parts["memory"], "recency", parts["memory"].recency.clone()),
+        lambda: scorer.put("repeats", RepeatScorer()),
+        lambda: setattr(parts["deep"].layers, "0", torch.nn.Linear(128, 64)),
+        lambda: setattr(model, "tree", tree.with_hidden(torch.tensor([3]))),
+    ):
+        state = ModelState(model)
+        assert state.is_of(model)
+        with torch.no_grad():
+            change()
+        assert not state.is_of(model)

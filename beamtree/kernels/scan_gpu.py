@@ -15,7 +15,18 @@ CHUNK = 64  # numbers of a row that are multiplied at once
 
 
 @triton.jit
-def product(rows, users, leaf, user, num_leaves, num_users, DIM: constexpr, CHUNK: constexpr, USERS: constexpr):
+def product(
+    rows,
+    users,
+    leaf,
+    user,
+    num_leaves,
+    num_users,
+    DIM: constexpr,
+    CHUNK: constexpr,
+    LEAVES: constexpr,
+    USERS: constexpr,
+):
     """⟨u, v⟩ of halves v and numbers u, which are two halves each, so that nothing is lost [LEAVES, USERS]."""
     d = tl.arange(0, CHUNK)
     largest = tl.zeros([USERS], tl.float32)
@@ -24,7 +35,7 @@ def product(rows, users, leaf, user, num_leaves, num_users, DIM: constexpr, CHUN
         u = tl.load(users + user[None, :] * DIM + (start + d)[:, None], mask=known, other=0.0)
         largest = tl.maximum(largest, tl.max(tl.abs(u), axis=0))
     scale = tl.where(largest > 0, largest, 1.0)
-    total = tl.zeros([leaf.shape[0], USERS], tl.float32)
+    total = tl.zeros([LEAVES, USERS], tl.float32)
     for start in tl.static_range(0, DIM, CHUNK):
         inside = (leaf < num_leaves)[:, None] & ((start + d) < DIM)[None, :]
         v = tl.load(rows + leaf.to(tl.int64)[:, None] * DIM + (start + d)[None, :], mask=inside, other=0.0)
@@ -77,31 +88,36 @@ def add(
     at = total + user.to(tl.int64)[None, :] * num_leaves + leaf[:, None]
     value = tl.load(at, mask=inside, other=0.0)
     if DIM_0 > 0:
-        value += weight_0 * product(rows_0, users_0, leaf, user, num_leaves, num_users, DIM_0, CHUNK_0, USERS)
+        added = product(rows_0, users_0, leaf, user, num_leaves, num_users, DIM_0, CHUNK_0, LEAVES, USERS)
+        value += weight_0 * added
     if DIM_1 > 0:
-        value += weight_1 * product(rows_1, users_1, leaf, user, num_leaves, num_users, DIM_1, CHUNK_1, USERS)
+        added = product(rows_1, users_1, leaf, user, num_leaves, num_users, DIM_1, CHUNK_1, LEAVES, USERS)
+        value += weight_1 * added
     if DIM_2 > 0:
-        value += weight_2 * product(rows_2, users_2, leaf, user, num_leaves, num_users, DIM_2, CHUNK_2, USERS)
+        added = product(rows_2, users_2, leaf, user, num_leaves, num_users, DIM_2, CHUNK_2, LEAVES, USERS)
+        value += weight_2 * added
     if DIM_3 > 0:
-        value += weight_3 * product(rows_3, users_3, leaf, user, num_leaves, num_users, DIM_3, CHUNK_3, USERS)
+        added = product(rows_3, users_3, leaf, user, num_leaves, num_users, DIM_3, CHUNK_3, LEAVES, USERS)
+        value += weight_3 * added
     if SHARED:
         value += tl.load(shared + leaf, mask=leaf < num_leaves, other=0.0)[:, None]
     if BLOCKED:
         is_blocked = tl.load(blocked + leaf, mask=leaf < num_leaves, other=1) != 0
         value = tl.where(is_blocked[:, None], float("-inf"), value)
     tl.store(at, value, mask=inside)
-    value = tl.where(inside, value, float("-inf"))
-    best = tl.max(tl.reshape(value, [LEAVES // GROUP, GROUP, USERS]), axis=1)
-    groups = num_leaves // GROUP
-    group = tl.program_id(0) * (LEAVES // GROUP) + tl.arange(0, LEAVES // GROUP)
-    at = highest + user.to(tl.int64)[None, :] * groups + group[:, None]
-    tl.store(at, best, mask=(group < groups)[:, None] & (user < num_users)[None, :])
+    if GROUP > 1:
+        value = tl.where(inside, value, float("-inf"))
+        best = tl.max(tl.reshape(value, [LEAVES // GROUP, GROUP, USERS]), axis=1)
+        groups = num_leaves // GROUP
+        group = tl.program_id(0) * (LEAVES // GROUP) + tl.arange(0, LEAVES // GROUP)
+        at = highest + user.to(tl.int64)[None, :] * groups + group[:, None]
+        tl.store(at, best, mask=(group < groups)[:, None] & (user < num_users)[None, :])
 
 
 def add_tables(total: Tensor, tables: Any, shared: Tensor | None, blocked: Tensor | None, group: int) -> Tensor:
     """Add products to the scores of leaves [B, b^H] in place: see `scan.add_tables`."""
     num_users, num_leaves = total.shape
-    highest = torch.empty(num_users, num_leaves // group, device=total.device)
+    highest = torch.empty(num_users, num_leaves // group, device=total.device) if group > 1 else total
     arguments, dims, chunks = list[Any](), list[int](), list[int]()
     for rows, weight, users in tables:
         arguments += [rows.contiguous(), users.float().contiguous(), weight]
