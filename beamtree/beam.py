@@ -13,7 +13,7 @@ from beamtree import kernels
 from beamtree.errors import positive_int
 from beamtree.kernels import search_cpu
 from beamtree.kernels.cuda_graphs import WARMUP_RUNS, CudaGraphCache
-from beamtree.kernels.search_cpu import search_parts
+from beamtree.kernels.search_cpu import PreparedParts, prepare_parts, search_parts
 from beamtree.kernels.threads import one_thread, parallel_map
 from beamtree.mask import NodeMask
 from beamtree.metrics import hits
@@ -28,6 +28,7 @@ BeamSize = int | Sequence[int]  # k, or one width for each searched level, first
 DEFAULT_BEAM_SIZE = 400  # of searches; the default in training is in `train.recipes`
 WIDE, EVENTS_AT_ONCE = 300, 1 << 14  # columns of x from which fewer users are searched together on a GPU
 _GRAPHS: WeakKeyDictionary[TreeModel, tuple[ModelState, CudaGraphCache]] = WeakKeyDictionary()
+_PREPARED: WeakKeyDictionary[TreeModel, tuple[ModelState, PreparedParts | None]] = WeakKeyDictionary()
 _FILTERED_SEARCHES: WeakKeyDictionary[NodeMask, int] = WeakKeyDictionary()  # on a GPU, with each filter
 
 
@@ -288,7 +289,8 @@ def _search(
     Where there are fewer, they are PAD and -inf.
     """
     leaves = None if exclude is None else model.tree.leaf_of_item(exclude)
-    parts = None if model.chained else search_parts(model.scorer, model.tree, x)
+    prepared = None if model.chained or x.device.type != "cpu" else _prepared_parts(model)
+    parts = None if prepared is None else search_parts(model.scorer, model.tree, x, prepared)
 
     def run(task: tuple[NodeMask, str]) -> tuple[Tensor, Tensor]:
         mask, search = task
@@ -302,6 +304,14 @@ def _search(
 
     tasks = list(zip(masks, searches, strict=True))
     return [run(task) for task in tasks] if len(masks) == 1 or parts is None else parallel_map(run, tasks)
+
+
+def _prepared_parts(model: TreeModel) -> PreparedParts | None:
+    """What the compiled search takes from a model, made again when its weights or its tree change."""
+    cached = _PREPARED.get(model)
+    if cached is None or not cached[0].is_of(model):
+        cached = _PREPARED[model] = ModelState(model), prepare_parts(model.scorer, model.tree)
+    return cached[1]
 
 
 def walk_to_items(

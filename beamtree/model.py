@@ -1,6 +1,7 @@
 """M(T, g): a tree, a scorer, and p_g(z_n = 1 | x) direct or chained (Sec. 3.2.1)."""
 
 from collections.abc import Callable, Mapping
+from operator import is_
 from typing import Any, NamedTuple
 
 import torch
@@ -145,9 +146,10 @@ class TreeModel(nn.Module):
 
 
 class ModelState:
-    """The weights and the tree of a model at one time: searches are recorded with them.
+    """The weights and the tree of a model at one time, for what was made from them.
 
-    It looks into the dictionaries of the modules: to ask a model for its parameters takes as long as a search.
+    It looks into the dictionaries of the modules: to ask a model for its parameters takes as long as a search. Numbers
+    that are no tensors are taken to stay as they are.
     """
 
     def __init__(self, model: TreeModel) -> None:
@@ -155,16 +157,22 @@ class ModelState:
         self._tree, self._scorer = model.tree, model.scorer
         self._dicts: list[Mapping[str, object]] = [module._modules for module in modules]
         self._dicts += [each for module in modules for each in (module._parameters, module._buffers)]
-        self._values = self._read()
+        self._values = self._read()  # kept, so that no other tensors can be allocated at their addresses
+        self._versions = self._read_versions(self._values)
 
     def _read(self) -> list[object]:
-        values = [value for each in self._dicts for value in each.values()]
-        tensors = [(value.data_ptr(), value._version) for value in values if isinstance(value, Tensor)]
-        return [*tensors, *(value for value in values if not isinstance(value, Tensor))]
+        return [value for each in self._dicts for value in each.values()]
+
+    def _read_versions(self, values: list[object]) -> list[tuple[int, int]]:
+        return [(value.data_ptr(), value._version) for value in values if isinstance(value, Tensor)]
 
     def is_of(self, model: TreeModel) -> bool:
         """Whether the model has these still."""
-        return self._tree is model.tree and self._scorer is model.scorer and self._values == self._read()
+        if self._tree is not model.tree or self._scorer is not model.scorer:
+            return False
+        values = self._read()
+        is_same = len(values) == len(self._values) and all(map(is_, values, self._values))
+        return is_same and self._versions == self._read_versions(values)
 
 
 class BatchPart(NamedTuple):

@@ -95,7 +95,13 @@ FUNCTIONS = {
     "classify.train_children": ("classify.linear.train_linear", "test_a_node_is_trained_on_documents_below"),
     "classify.search": ("classify.linear.log_probabilities", "test_search_is_the_plain_search"),
 }
-HELPERS = {"sparse.starts_of", "search_cpu.search_parts", "deep_cpu.make_products", "sequence_cpu.fits"}
+HELPERS = {
+    "sparse.starts_of",
+    "search_cpu.search_parts",
+    "search_cpu.prepare_parts",
+    "deep_cpu.make_products",
+    "sequence_cpu.fits",
+}
 
 
 def find(name):

@@ -190,9 +190,16 @@ _ZEROS: list[Any] = []  # arrays of zeros that no search uses now
 _LOCK = Lock()
 
 
-def search_parts(scorer: Compilable, tree: Tree, x: Tensor) -> SearchParts | None:
-    """A scorer as the compiled search takes it for users x [B, ...]; None where it is not compiled."""
-    parts = scorer.compiled_parts(tree) if x.device.type == "cpu" else None
+class PreparedParts(NamedTuple):
+    """A scorer as the compiled search takes it, without users."""
+
+    parts: WeightedParts
+    arrays: SearchParts
+
+
+def prepare_parts(scorer: Compilable, tree: Tree) -> PreparedParts | None:
+    """A scorer as the compiled search takes it, without users; None where it is not compiled."""
+    parts = scorer.compiled_parts(tree)
     if parts is None:
         return None
     tensors: list[Tensor] = []  # kept, so that no others can be allocated at their addresses
@@ -204,9 +211,16 @@ def search_parts(scorer: Compilable, tree: Tree, x: Tensor) -> SearchParts | Non
     cached = _ARRAYS.get(scorer)
     if cached is None or cached[0] != state:
         cached = _ARRAYS[scorer] = state, tensors, _arrays(parts, tree)
-    arrays, columns = cached[2], scorer.columns
-    if arrays is None:
+    return None if cached[2] is None else PreparedParts(parts, cached[2])
+
+
+def search_parts(
+    scorer: Compilable, tree: Tree, x: Tensor, prepared: PreparedParts | None = None
+) -> SearchParts | None:
+    """The same for users x [B, ...] on a CPU; `prepared` where it is known what `prepare_parts` gives."""
+    if x.device.type != "cpu" or (prepared := prepared or prepare_parts(scorer, tree)) is None:
         return None
+    (parts, arrays), columns = prepared, scorer.columns
     tables, items, scores = list(arrays.tables), [], []
     place = 0
     for levels, part in parts:
