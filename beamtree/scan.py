@@ -35,7 +35,7 @@ from beamtree.tree import PAD, Tree
 LEAVES_AT_ONCE = 4096  # that are scored together where a scan is not one product
 MAX_SCORES = 1 << 28  # of users and leaves, held at once
 MAX_GROUP = 128  # leaves of a group
-FEW = 8  # a mask that allows fewer than one leaf in so many is scanned by a list of them
+FEW = 8  # a mask that allows fewer than one leaf in so many is scanned by a list of them; on a GPU if they are few
 
 
 class Table(NamedTuple):
@@ -64,7 +64,7 @@ def scan(
     if compiled is not None and not compiled.has_network and not tree.admit_empty:
         leaves = mask.nodes(tree.height) if few else None
         return search_cpu.scan(tree, mask, compiled, model.scorer.histories(x), hidden, m, leaves)
-    parts = None if few else covered_parts(model)
+    parts = None if few and mask.num_leaves <= LEAVES_AT_ONCE else covered_parts(model)
     if parts is None:
         return _scan_by_definition(model, x, mask, hidden, m)
     at_once = max(1, MAX_SCORES // mask.num_slots)

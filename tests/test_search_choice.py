@@ -1,15 +1,18 @@
 """Whether a search is a scan or a beam: what is decided without timing, what is timed, and how long that is kept."""
 
+import json
 import logging
 
 import pytest
 import torch
+from command import beamtree
 from random_parts import random_scorers, random_tree
-from serving import SteadyLoad, make_engine, make_model, submit
+from serving import SteadyLoad, make_engine, make_model, make_service, save_run, serving, submit
 
 import beamtree as bt
 from beamtree import TreeModel, beam, search_choice
 from beamtree.beam import retrieve, walk
+from beamtree.cli.options import parse_search
 from beamtree.data import Ids
 from beamtree.data.catalogue import Catalogue
 from beamtree.live import LiveModel
@@ -184,7 +187,39 @@ def test_removed_items_are_not_shown():
     assert not {*found} & {*first[:2]}
 
 
-# The service
+# Commands and the service
+
+
+def test_commands_refuse_a_scan_with_a_beam(tmp_path):
+    assert parse_search("auto", "50", tmp_path) == ("auto", 50)
+    assert parse_search("scan", None, tmp_path) == ("scan", None)
+    for search, beam_size, words in (("scan", "50", "leave out --beam-size"), ("best", None, "choose from auto, beam")):
+        with pytest.raises(ValueError, match=words):
+            parse_search(search, beam_size, tmp_path)
+
+
+def test_a_command_scans(tmp_path):
+    run = save_run(tmp_path / "run")
+    words = ["retrieve", str(run), "--history", "i1,i2", "--m", "4"]
+    scanned, kept = (
+        beamtree(*words, *more, "--json", "out.json", folder=tmp_path) and (tmp_path / "out.json").read_text()
+        for more in (("--search", "scan"), ("--beam-size", "60"))
+    )
+    assert [row["item"] for row in json.loads(scanned)] == [row["item"] for row in json.loads(kept)]
+
+
+def test_a_request_over_http_may_ask_for_a_scan(tmp_path):
+    service = make_service(save_run(tmp_path / "run"))
+    with serving(service) as client:
+        body = {"history": ["i1", "i2"], "m": 4}
+        scanned, kept = (
+            client.post("/v1/recommend", json=body | how).json() for how in ({"search": "scan"}, {"beam_size": 60})
+        )
+        assert scanned["results"][0]["items"] == kept["results"][0]["items"]
+        for how in ({"search": "scan", "beam_size": 60}, {"search": "best"}):
+            assert client.post("/v1/recommend", json=body | how).status_code == 422
+        facts = client.get("/v1/model").json()
+        assert (facts["search"], facts["search_times"]) == ("beam", [])  # with a beam size
 
 
 def serve_closed_form(**options):
