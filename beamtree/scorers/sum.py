@@ -63,12 +63,15 @@ class SumScorer(TableScorer):
         self.register_buffer("weights", torch.ones(height + 1, len(parts)))
         self.register_buffer("calibration", torch.tensor([1.0, 0.0]) if knots is None else torch.zeros(2, knots))
         self._active: tuple[object, ActiveParts] = None, ([], [])
-        self._columns: InputColumns | None = None  # asked for several times by every search
+        self._columns: InputColumns | None = None  # this and the next are asked for several times by every search
+        self._reads_items: bool | None = None
 
     @property
     def reads_items(self) -> bool:  # type: ignore[override]
         """Whether any of its parts does."""
-        return any(part.reads_items for part in self.scorers().values())
+        if self._reads_items is None:
+            self._reads_items = any(part.reads_items for part in self.scorers().values())
+        return self._reads_items
 
     @property
     def context_values(self) -> Values:
@@ -185,7 +188,7 @@ class SumScorer(TableScorer):
     def put(self, name: str, part: Scorer) -> None:
         """Replace the part of this name."""
         self.parts[name] = part
-        self._active, self._columns = (None, ([], [])), None
+        self._active, self._columns, self._reads_items = (None, ([], [])), None, None
 
     def active_parts(self) -> ActiveParts:
         """Parts whose weights are not all 0, after their weights: those scored one by one, and the sparse ones.
