@@ -149,14 +149,14 @@ class ModelState:
     """The weights and the tree of a model at one time, for what was made from them.
 
     It looks into the dictionaries of the modules: to ask a model for its parameters takes as long as a search. Numbers
-    that are no tensors are taken to stay as they are.
+    that are no tensors are taken to stay as they are, and so are modules without weights or parts.
     """
 
     def __init__(self, model: TreeModel) -> None:
         modules = [module for module in model.modules() if module is not model]
         self._tree, self._scorer = model.tree, model.scorer
-        self._dicts: list[Mapping[str, object]] = [module._modules for module in modules]
-        self._dicts += [each for module in modules for each in (module._parameters, module._buffers)]
+        dicts = [(module._modules, module._parameters, module._buffers) for module in modules]
+        self._dicts: list[Mapping[str, object]] = [each for of_module in dicts for each in of_module if each]
         self._values = self._read()  # kept, so that no other tensors can be allocated at their addresses
         self._versions = self._read_versions(self._values)
 
