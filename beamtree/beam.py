@@ -12,12 +12,14 @@ from torch.nn.functional import log_softmax, logsigmoid, pad
 from beamtree import kernels
 from beamtree.errors import positive_int
 from beamtree.kernels import search_cpu
-from beamtree.kernels.cuda_graphs import CudaGraphCache
-from beamtree.kernels.search_cpu import search_parts
+from beamtree.kernels.cuda_graphs import WARMUP_RUNS, CudaGraphCache
+from beamtree.kernels.search_cpu import PreparedParts, prepare_parts, search_parts
 from beamtree.kernels.threads import one_thread, parallel_map
 from beamtree.mask import NodeMask
 from beamtree.metrics import hits
-from beamtree.model import Query, State, TreeModel
+from beamtree.model import ModelState, Query, State, TreeModel
+from beamtree.scan import scan
+from beamtree.search_choice import AUTO, BEAM, SCAN, choose, resolve_search
 from beamtree.tree import PAD, Tree
 
 Expand = Callable[[Tensor, State], State]
@@ -25,9 +27,8 @@ Drawn = Callable[[Callable[[int], Tensor]], Tensor]
 BeamSize = int | Sequence[int]  # k, or one width for each searched level, first to last
 DEFAULT_BEAM_SIZE = 400  # of searches; the default in training is in `train.recipes`
 WIDE, EVENTS_AT_ONCE = 300, 1 << 14  # columns of x from which fewer users are searched together on a GPU
-MAX_KERNEL_WIDTH = 4096  # candidates that the GPU version of `_select` can hold
-WARMUP_RUNS = 16  # searches of one shape before one is recorded: more than a validation between steps needs
-_GRAPHS: WeakKeyDictionary[TreeModel, tuple[list[object], CudaGraphCache]] = WeakKeyDictionary()
+_GRAPHS: WeakKeyDictionary[TreeModel, tuple[ModelState, CudaGraphCache]] = WeakKeyDictionary()
+_PREPARED: WeakKeyDictionary[TreeModel, tuple[ModelState, PreparedParts | None]] = WeakKeyDictionary()
 _FILTERED_SEARCHES: WeakKeyDictionary[NodeMask, int] = WeakKeyDictionary()  # on a GPU, with each filter
 
 
@@ -124,7 +125,7 @@ def _select(
     below = level < tree.height
     if candidates.shape[1] <= k:
         return candidates, None, tree.children(candidates, level, mask).flatten(1) if below else candidates
-    if kernels.fits(scores) and scores.shape[1] <= MAX_KERNEL_WIDTH:
+    if kernels.fits(scores) and scores.shape[1] <= kernels.MAX_SELECTED:
         from beamtree.kernels.select import select
 
         entered = None if mask.full_to == tree.height else mask.entered
@@ -173,32 +174,48 @@ def retrieve(
     model: TreeModel,
     x: Tensor,
     *,
-    beam_size: BeamSize = DEFAULT_BEAM_SIZE,
+    beam_size: BeamSize | None = None,
     m: int = 10,
     allowed: NodeMask | Tensor | None = None,
     exclude: Tensor | None = None,
+    search: str = AUTO,
 ) -> tuple[Tensor, Tensor]:
-    """Î_x (Eq. 4): the m best items of the last beam and their log p_g, best first [B, m].
+    """Î_x (Eq. 4): the m best items of the last beam, or of all, and their log p_g, best first [B, m].
 
     Args:
         model: a tree and a scorer.
         x: users, as the scorer takes them [B, ...].
-        beam_size: k, or one width for each searched level, first to last; see `widths`.
+        beam_size: k, or one width for each searched level, first to last; see `widths`. Default: 400 or m.
         m: the number of items, at most k or the last width; narrower levels are widened to m.
         allowed: the items that may be returned. Default: all. For many searches make `model.tree.allow(items)` once.
         exclude: items to exclude for each user [B, E], PAD where fewer.
+        search: beam; scan, which scores every allowed item; or auto: a beam where a `beam_size` is given, else the
+            faster one, see `beamtree.search_choice`.
 
     The beam enters only nodes with an allowed item below, so a user gets m items if m are left. Otherwise the row ends
     in PAD and -inf.
     """
-    sizes, m = widths(model, beam_size, m), positive_int("m", m)
+    search, m = resolve_search(search, beam_size), positive_int("m", m)
+    sizes = widths(model, default_beam_size(m) if beam_size is None else beam_size, m)
     _check_users(model, x)
+    return _retrieve(model, x, sizes, m, allowed, exclude, search)
+
+
+def _retrieve(
+    model: TreeModel,
+    x: Tensor,
+    sizes: tuple[int, ...],
+    m: int,
+    allowed: NodeMask | Tensor | None,
+    exclude: Tensor | None,
+    search: str,
+) -> tuple[Tensor, Tensor]:
+    """`retrieve` for arguments that were checked."""
     if x.shape[0] > (few := users_at_once(model, x)):
         parts = x.split(few)
         hidden = [None] * len(parts) if exclude is None else exclude.split(few)
         found = [
-            retrieve(model, some, beam_size=sizes, m=m, allowed=allowed, exclude=own)
-            for some, own in zip(parts, hidden, strict=True)
+            _retrieve(model, some, sizes, m, allowed, own, search) for some, own in zip(parts, hidden, strict=True)
         ]
         return torch.cat([items for items, _ in found]), torch.cat([scores for _, scores in found])
     mask = model.tree.mask_of(allowed)
@@ -206,52 +223,95 @@ def retrieve(
         no_items = torch.full((len(x), m), PAD, device=x.device)
         return no_items, no_items.float().fill_(-torch.inf)
 
-    def search(x: Tensor, *exclude: Tensor) -> tuple[Tensor, Tensor]:
-        ((items, scores),) = _search(model, x, (mask,), exclude[0] if exclude else None, sizes, m)
+    if search == AUTO:
+        search = _choose(model, x, mask, sizes, m)
+
+    def run(x: Tensor, *exclude: Tensor) -> tuple[Tensor, Tensor]:
+        ((items, scores),) = _search(model, x, (mask,), exclude[0] if exclude else None, sizes, m, (search,))
         return items, _log_prob(model, scores)
 
     inputs = (x,) if exclude is None or not exclude.shape[1] else (x, exclude)
     if not kernels.fits(x) or not model.scorer.capturable or (allowed is not None and _is_rare(mask)):
-        return search(*inputs)
-    items, scores = _graphs_of(model)((sizes, m, model.chained, model.first_level, mask), search, *inputs)
+        return run(*inputs)
+    key = search, sizes if search == BEAM else None, m, model.chained, model.first_level, mask
+    items, scores = _graphs_of(model)(key, run, *inputs)
     return items, scores
+
+
+def _choose(model: TreeModel, x: Tensor, mask: NodeMask, sizes: tuple[int, ...], m: int) -> str:
+    """The faster search for users, which may find all items or those of a mask."""
+    return choose(model, x, mask, sizes, lambda users, search: _retrieve(model, users, sizes, m, None, None, search))
 
 
 @torch.no_grad()
 def retrieve_each(
-    model: TreeModel, x: Tensor, masks: Sequence[NodeMask], *, beam_size: BeamSize, m: int, exclude: Tensor
+    model: TreeModel,
+    x: Tensor,
+    masks: Sequence[NodeMask],
+    *,
+    beam_size: BeamSize,
+    m: int,
+    exclude: Tensor,
+    search: str = BEAM,
 ) -> list[tuple[Tensor, Tensor]]:
-    """`retrieve` with each of some masks: on a CPU they are searched beside each other, and users encoded once."""
-    if len(masks) < 2 or x.device.type != "cpu" or not x.shape[0] or any(mask.is_empty for mask in masks):
-        return [retrieve(model, x, beam_size=beam_size, m=m, allowed=mask, exclude=exclude) for mask in masks]
+    """`retrieve` with each of some masks: on a CPU they are searched beside each other, and users encoded once.
+
+    `search` is auto, beam or scan, whatever the beam size is.
+    """
     sizes, m = widths(model, beam_size, m), positive_int("m", m)
     _check_users(model, x)
-    items, scores = zip(*_search(model, x, masks, exclude if exclude.shape[1] else None, sizes, m), strict=True)
+    if len(masks) < 2 or x.device.type != "cpu" or not x.shape[0] or any(mask.is_empty for mask in masks):
+        return [_retrieve(model, x, sizes, m, mask, exclude, search) for mask in masks]
+    searches = [_choose(model, x, mask, sizes, m) if search == AUTO else search for mask in masks]
+    found = _search(model, x, masks, exclude if exclude.shape[1] else None, sizes, m, searches)
+    items, scores = zip(*found, strict=True)
     return list(zip(items, _log_prob(model, torch.cat(scores)).split(len(x)), strict=True))
 
 
+@torch.no_grad()
 def best_scores(model: TreeModel, x: Tensor, *, beam_size: int, m: int) -> Tensor:
     """What the items of `retrieve` were compared by, best first, -inf where there are fewer [B, m]."""
     ((_, scores),) = _search(model, x, (model.tree.mask,), None, widths(model, beam_size, m), m)
     return scores
 
 
-@torch.no_grad()
 def _search(
-    model: TreeModel, x: Tensor, masks: Sequence[NodeMask], exclude: Tensor | None, sizes: tuple[int, ...], m: int
+    model: TreeModel,
+    x: Tensor,
+    masks: Sequence[NodeMask],
+    exclude: Tensor | None,
+    sizes: tuple[int, ...],
+    m: int,
+    searches: Sequence[str] = (BEAM,),
 ) -> list[tuple[Tensor, Tensor]]:
-    """For each mask, the m best items of the last beam and their scores [B, m], PAD and -inf where there are fewer."""
-    leaves = None if exclude is None else model.tree.leaf_of_item(exclude)
-    parts = None if model.chained else search_parts(model.scorer, model.tree, x)
+    """For each mask, the m best items, of the last beam or in a scan of all, and their scores [B, m].
 
-    def search(mask: NodeMask) -> tuple[Tensor, Tensor]:
+    Where there are fewer, they are PAD and -inf.
+    """
+    leaves = None if exclude is None else model.tree.leaf_of_item(exclude)
+    prepared = None if model.chained or x.device.type != "cpu" else _prepared_parts(model)
+    parts = None if prepared is None else search_parts(model.scorer, model.tree, x, prepared)
+
+    def run(task: tuple[NodeMask, str]) -> tuple[Tensor, Tensor]:
+        mask, search = task
+        if search == SCAN:
+            return scan(model, x, mask, leaves, m, parts)
         excluded = None if leaves is None else mask.excluded(leaves)
         if parts is not None:
             histories = model.scorer.histories(x)
             return search_cpu.search(model.tree, mask, parts, histories, excluded, model.first_level, sizes, m)
         return walk_to_items(model, x, sizes, m, mask=mask, excluded=excluded)
 
-    return [search(mask) for mask in masks] if len(masks) == 1 or parts is None else parallel_map(search, masks)
+    tasks = list(zip(masks, searches, strict=True))
+    return [run(task) for task in tasks] if len(masks) == 1 or parts is None else parallel_map(run, tasks)
+
+
+def _prepared_parts(model: TreeModel) -> PreparedParts | None:
+    """What the compiled search takes from a model, made again when its weights or its tree change."""
+    cached = _PREPARED.get(model)
+    if cached is None or not cached[0].is_of(model):
+        cached = _PREPARED[model] = ModelState(model), prepare_parts(model.scorer, model.tree)
+    return cached[1]
 
 
 def walk_to_items(
@@ -283,12 +343,9 @@ def _is_rare(mask: NodeMask) -> bool:
 
 def _graphs_of(model: TreeModel) -> CudaGraphCache:
     """The recorded searches of a model, discarded when its weights or its tree change."""
-    tensors = (*model.parameters(), *model.buffers())
-    state: list[object] = [(tensor.data_ptr(), tensor._version) for tensor in tensors]
-    state.append(model.tree)
     cached = _GRAPHS.get(model)
-    if cached is None or cached[0] != state:
-        cached = _GRAPHS[model] = state, CudaGraphCache(WARMUP_RUNS)
+    if cached is None or not cached[0].is_of(model):
+        cached = _GRAPHS[model] = ModelState(model), CudaGraphCache(WARMUP_RUNS)
     return cached[1]
 
 

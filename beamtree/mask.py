@@ -84,6 +84,16 @@ class NodeMask:
         nodes = self.allowed_nodes(level)
         return len(level_span(self.arity, level)) if nodes is None else len(nodes)
 
+    @property
+    def num_slots(self) -> int:
+        """b^H."""
+        return int(self.arity**self.height)
+
+    @cached_property
+    def num_leaves(self) -> int:
+        """How many leaves may be entered."""
+        return int(self.slots.count_nonzero())
+
     # Leaves excluded for single users
 
     @cached_property

@@ -1,7 +1,8 @@
 """M(T, g): a tree, a scorer, and p_g(z_n = 1 | x) direct or chained (Sec. 3.2.1)."""
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from operator import is_
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -47,6 +48,7 @@ class TreeModel(nn.Module):
         self.ids = ids
         self.popularity: Tensor | None = None  # events of each item in training [M]
         self.trained_on_beams = False
+        self.search_times: dict[Any, Any] = {}  # of a beam and of a scan: see `beamtree.search_choice`
 
     def __repr__(self) -> str:
         scorer, levels = type(self.scorer).__name__, f"levels {self.first_level} to {self.tree.height}"
@@ -76,6 +78,7 @@ class TreeModel(nn.Module):
     def with_items_of(self, other: "TreeModel") -> "TreeModel":
         """The same model with the ids and popularity of another one over the same items."""
         self.ids, self.popularity, self.trained_on_beams = other.ids, other.popularity, other.trained_on_beams
+        self.search_times = other.search_times
         return self
 
     def item_vectors(self) -> Tensor:
@@ -140,6 +143,36 @@ class TreeModel(nn.Module):
             return self.log_prob(users, self.tree.height, leaves)
 
         return {SCORE: leave_one_out(score, x, self.tree.leaf_of_item(items))}
+
+
+class ModelState:
+    """The weights and the tree of a model at one time, for what was made from them.
+
+    It looks into the dictionaries of the modules: to ask a model for its parameters takes as long as a search. Numbers
+    that are no tensors are taken to stay as they are, and so are modules without weights or parts.
+    """
+
+    def __init__(self, model: TreeModel) -> None:
+        modules = [module for module in model.modules() if module is not model]
+        self._tree, self._scorer = model.tree, model.scorer
+        dicts = [(module._modules, module._parameters, module._buffers) for module in modules]
+        self._dicts: list[Mapping[str, object]] = [each for of_module in dicts for each in of_module if each]
+        self._values = self._read()  # kept, so that no other tensors can be allocated at their addresses
+        self._versions = self._read_versions(self._values)
+
+    def _read(self) -> list[object]:
+        return [value for each in self._dicts for value in each.values()]
+
+    def _read_versions(self, values: list[object]) -> list[tuple[int, int]]:
+        return [(value.data_ptr(), value._version) for value in values if isinstance(value, Tensor)]
+
+    def is_of(self, model: TreeModel) -> bool:
+        """Whether the model has these still."""
+        if self._tree is not model.tree or self._scorer is not model.scorer:
+            return False
+        values = self._read()
+        is_same = len(values) == len(self._values) and all(map(is_, values, self._values))
+        return is_same and self._versions == self._read_versions(values)
 
 
 class BatchPart(NamedTuple):

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from beamtree.beam import BeamSize, default_beam_size
+from beamtree.beam import BeamSize
 from beamtree.data import Ids, Prepared
 from beamtree.data.catalogue import Catalogue
 from beamtree.data.contexts import Context
@@ -72,6 +72,7 @@ from beamtree.query.request import Names
 from beamtree.query.response import column_types
 from beamtree.query.scores import item_vectors, score_columns, user_vectors
 from beamtree.scorers import Scorer
+from beamtree.search_choice import AUTO
 from beamtree.storage.models import load_model
 from beamtree.storage.runs import (
     DATA,
@@ -404,6 +405,7 @@ class Recommender:
         users: Any = None,
         m: int = 10,
         beam_size: BeamSize | None = None,
+        search: str = AUTO,
         exclude_seen: bool = False,
         allowed: Iterable[object] | None = None,
         exclude: Iterable[object] | None = None,
@@ -423,6 +425,8 @@ class Recommender:
                 are in `users` of this object.
             m: number of items per history.
             beam_size: k, or one width per searched level. Default: 400 or m. A wider beam finds more and is slower.
+            search: beam; scan, which scores every allowed item and loses none; or auto: a beam where a `beam_size` is
+                given, else the faster one, which is measured once.
             exclude_seen: leave out the items of the history; of users also those that were dropped from training.
             allowed: ids that may be recommended. Default: all.
             exclude: ids that may not be recommended.
@@ -445,7 +449,8 @@ class Recommender:
         Items have the type that they had in the log, integers or text, and users the type in which they are given.
         """
         key, names, request = self._read_request(histories, users, context, time)
-        request = request._replace(m=positive_int("m", m), beam_size=beam_size, exclude_seen=exclude_seen)
+        request = request._replace(m=positive_int("m", m), beam_size=beam_size, search=search)
+        request = request._replace(exclude_seen=exclude_seen)
         request = request._replace(filter=make_filter(allowed, exclude, where=where), rules=parse_rules(rules))
         response = _search(self._searcher(request.needs_attributes, unknown), request)
         _warn_of_histories([] if users is not None else response.without_known, len(names))
@@ -458,6 +463,7 @@ class Recommender:
         m: int = 10,
         *,
         beam_size: BeamSize | None = None,
+        search: str = AUTO,
         allowed: Iterable[object] | None = None,
         exclude: Iterable[object] | None = None,
         where: str | None = None,
@@ -469,6 +475,7 @@ class Recommender:
                 Unknown items of a list are left out, with a warning.
             m: number of items for each.
             beam_size: k, or one width per searched level. Default: 400 or m.
+            search: auto, beam or scan, as in `recommend`.
             allowed: ids that may be returned. Default: all.
             exclude: ids that may not be returned.
             where: an expression over the columns of the table `items`, as in `recommend`.
@@ -481,7 +488,8 @@ class Recommender:
         if unknown:
             counts = f"{len(unknown):,} of {len(names):,} items are unknown, such as {unknown[0][:80]!r}"
             warnings.warn(f"{counts}: they are left out", UserWarning, stacklevel=2)
-        request = request._replace(beam_size=beam_size, filter=make_filter(allowed, exclude, where=where))
+        request = request._replace(beam_size=beam_size, search=search)
+        request = request._replace(filter=make_filter(allowed, exclude, where=where))
         given = as_given([item for (item,) in request.histories], integer=searcher.ids.integer)
         response = _search(searcher, request)
         return self._frame_of(response.columns("" if is_one else "similar_to", given), items)
@@ -665,6 +673,7 @@ class Recommender:
         m: Sequence[int] | int = (10, 50, 100, 200),
         *,
         beam_size: BeamSize | None = None,
+        search: str = AUTO,
         metrics: str | Metric | Sequence[str | Metric] = ("precision", "recall", "f1"),
         exclude_seen: bool = False,
         by: str | None = None,
@@ -679,6 +688,7 @@ class Recommender:
         Args:
             m: numbers of items retrieved.
             beam_size: k, or one width per searched level. Default: 400 or the largest m.
+            search: auto, beam or scan, as in `recommend`.
             metrics: names such as recall, ndcg, weighted_recall, coverage, novelty, or functions of your own.
             exclude_seen: leave items a user has seen out of the recommendations and of the expected items.
             by: also for parts of what is to be predicted: by time, history (of the user) or popularity (of the item).
@@ -705,13 +715,12 @@ class Recommender:
         users = self._users_to_evaluate(model, data, columns, exclude_seen)
         if not len(users):
             raise ValueError("there are no test users: fit with more users, or with test_users=…")
-        beam = default_beam_size(max(cuts)) if beam_size is None else beam_size
         events = None if self._live is None else self._live.events
         model, which, fitted = model_to_measure(
             model, users, self._training_data(), self._run, events, lambda: self.before_refit
         )
         how: dict[str, Any] = {"m": cuts, "metrics": metrics, "exclude_seen": exclude_seen, "by": by}
-        result = evaluate(model, users, beam_size=beam, starts=self._starts(model), **how)
+        result = evaluate(model, users, beam_size=beam_size, search=search, starts=self._starts(model), **how)
         result.frame_kind, result.model = self._frame or self._run.get("frame"), which
         result.warnings = warnings_about(result, users, fitted)
         for warning in result.warnings:

@@ -418,7 +418,7 @@ def test_a_folder_of_another_run_is_left_alone(tmp_path, run):
     before = content(tmp_path / "out")
     line = "out has results of another job"
     assert refused(tmp_path, *words, "--m", "4").startswith(f"{line}, with m 10, not 4: choose another folder")
-    assert refused(tmp_path, *words, "--beam-size", "30").startswith(f"{line}, with beam_size 400, not 30")
+    assert refused(tmp_path, *words, "--beam-size", "30").startswith(f"{line}, with beam_size None, not 30")
     assert refused(tmp_path, words[0], other, *words[2:], "--engine", "ray").startswith(f"{line}, the model ")
     write_rows(tmp_path / "users" / "part-1.parquet", {"other": ["007"] * 50})
     assert refused(tmp_path, *words).startswith(f"{line}, for an input part-1.parquet of ")

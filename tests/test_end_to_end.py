@@ -171,7 +171,10 @@ def test_every_method_and_recipe_can_be_named(market):
         (["train", "prepared", "--out", "x", "--seed", "99999999999999999999"], "--seed"),
         (["demo", "--out", "market.parquet"], "market.parquet exists"),
         (["evaluate", "nowhere"], "nowhere is not a run"),
-        (["evaluate", "run", "--m", "500"], "--m 500 with --beam-size 400: the beam holds fewer items than that"),
+        (
+            ["evaluate", "run", "--m", "500", "--beam-size", "400"],
+            "--m 500 with --beam-size 400: the beam holds fewer items than that",
+        ),
         (["evaluate", "run", "--m", "ten"], "give whole numbers"),
         (["evaluate", "run", "--metrics", "map"], "metric 'map' is unknown: choose from precision"),
         (["evaluate", "run", "--metrics", ","], "nothing to measure: give an m and a metric of precision"),

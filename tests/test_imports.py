@@ -29,6 +29,8 @@ ROWS = [
     {"losses"},
     {"candidates", "builders"},
     {"targets", "beam"},
+    {"search_choice"},
+    {"scan"},
     {"model"},
     {"scorers", "theory"},
     {"data"},
@@ -61,7 +63,7 @@ ALSO = {
     "kernels/compiling.py": {"numba"},
     **{
         f"kernels/{name}.py": {"triton"}
-        for name in ("best_child_gpu", "deep_gpu", "dots", "maxima", "select", "sparse_adam_gpu")
+        for name in ("best_child_gpu", "deep_gpu", "dots", "maxima", "scan_gpu", "select", "sparse_adam_gpu")
     },
     **{f"ingest/{path.name}": {"polars", "pyarrow"} for path in (PACKAGE / "ingest").glob("*.py")},
 }

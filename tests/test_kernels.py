@@ -4,6 +4,7 @@ import os
 
 import pytest
 import torch
+from random_parts import check_equal, random_scorers, random_tree
 
 ON_GPU = torch.cuda.is_available()
 if not ON_GPU:
@@ -11,13 +12,16 @@ if not ON_GPU:
 pytest.importorskip("triton")
 
 import beamtree as bt  # noqa: E402
-from beamtree import kernels  # noqa: E402
+from beamtree import beam, kernels, scan  # noqa: E402
 from beamtree.kernels.best_child_gpu import pass_up  # noqa: E402
 from beamtree.kernels.deep_gpu import Layers, score, score_backward  # noqa: E402
 from beamtree.kernels.dots import dots  # noqa: E402
 from beamtree.kernels.maxima import maxima  # noqa: E402
+from beamtree.kernels.scan_gpu import add_tables  # noqa: E402
 from beamtree.kernels.select import select  # noqa: E402
 from beamtree.kernels.sparse_adam_gpu import adam  # noqa: E402
+from beamtree.scan import Table  # noqa: E402
+from beamtree.scorers import PopularityScorer, SumScorer  # noqa: E402
 from beamtree.scorers.subtree_max import SubtreeMax  # noqa: E402
 
 DEVICE = "cuda" if ON_GPU else "cpu"
@@ -223,3 +227,42 @@ def test_maxima_are_those_of_the_leaves_below(generator, arity, rows, entries):
             torch.testing.assert_close(found.at(level, here).cpu()[real], wanted)
             compiled = maxima(found.keys, found.scores, found.runs, here, span, width, rows)
             torch.testing.assert_close(compiled.cpu()[real], wanted)
+
+
+@pytest.mark.parametrize(("users", "leaves", "group"), [(1, 256, 32), (3, 256, 128), (70, 128, 8), (2, 81, 1)])
+def test_products_are_added_to_all_leaves(generator, users, leaves, group):
+    """Also those of users whose numbers are too large for a half."""
+    given = [
+        Table(draw(generator, leaves, dim).half(), weight, draw(generator, users, dim) * scale)
+        for dim, weight, scale in ((5, 0.7, 1.0), (70, 1e-6, 1e6))
+    ]
+    total, shared = draw(generator, users, leaves), draw(generator, leaves)
+    blocked = torch.rand(leaves, generator=generator, device=DEVICE) < 0.3
+    total[0, 5] = -torch.inf
+    for some, same, closed in ((given, shared, blocked), (given[:1], None, None), ([], shared, None)):
+        expected = total.double()
+        for rows, weight, of_users in some:
+            expected += weight * of_users.double() @ rows.double().T
+        expected = expected if same is None else expected + same
+        expected = expected if closed is None else expected.masked_fill(closed, -torch.inf)
+        for add in (add_tables, scan.add_tables):
+            scores = total.clone()
+            highest = add(scores, some, same, closed, group)
+            torch.testing.assert_close(scores.double(), expected, rtol=1e-4, atol=1e-3)
+            assert torch.equal(highest, scores.unflatten(1, (-1, group)).amax(2))
+
+
+@pytest.mark.skipif(ON_GPU, reason="the interpreter is for machines without a GPU")
+def test_a_scan_by_kernels_finds_what_brute_force_finds(monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    tree = random_tree(2, 480, 9, generator, 20)
+    parts = random_scorers(tree, generator)
+    parts = {name: parts[name] for name in ("factors", "memory", "repeats", "sequence")}
+    parts["popularity"] = PopularityScorer.from_counts(tree, torch.arange(480))
+    model = bt.TreeModel(tree, SumScorer(parts, tree.height)).eval()
+    x = torch.randint(-1, 480, (3, 20), generator=generator)
+    expected = bt.brute_force(model, x, m=5, exclude=x)
+    assert scan.group_size(tree, 5) > 1
+    monkeypatch.setattr(beam, "search_parts", lambda *arguments: None)
+    monkeypatch.setattr(kernels, "fits", lambda tensor: tensor.is_floating_point())
+    check_equal(bt.retrieve(model, x, m=5, exclude=x, search="scan"), expected, model, x)

@@ -150,7 +150,8 @@ def test_the_settings_of_a_service():
     page = words_of("docs/serving.md")
     for row in (
         f"| `--host`, `--port` | `BEAMTREE_HOST`, `BEAMTREE_HTTP_PORT` | {options['host']}, {options['port']} |",
-        f"| `--beam-size` | `BEAMTREE_BEAM_SIZE` | {options['beam_size']} |",
+        f"| `--beam-size` | `BEAMTREE_BEAM_SIZE` | {DEFAULT_BEAM_SIZE} |",
+        f"| `--search` | `BEAMTREE_SEARCH` | {options['search']} |",
         f"`BEAMTREE_BATCH` | {options['batch_window_ms']:g} ms, {options['batch']} histories |",
         f"| {options['queue']} histories, {options['degrade_after_ms']:g} ms, {options['timeout']:,.0f} ms for 10 "
         "histories |",

@@ -60,6 +60,9 @@ FUNCTIONS = {
     "sequence_cpu.last_states": ("scorers.sequence.SequenceEncoder.last", "test_users_are_those_of_the_encoder"),
     "search_cpu.fold_in": ("scorers.factors.fold_in", "test_fold_in_is_as_defined"),
     "cuda_graphs.CudaGraphCache": ("beam.walk_to_items", "test_a_recorded_search_finds_what_a_plain_one_does"),
+    "search_cpu.scan": ("beam.brute_force", "test_a_scan_finds_what_brute_force_finds"),
+    "scan_gpu.add_tables": ("scan.add_tables", "test_products_are_added_to_all_leaves"),
+    "cuda_graphs.beside": ("scan.named_scores", "test_a_recorded_scan_finds_what_a_plain_one_does"),
     "select.select": ("beam._select", "test_the_best_are_kept_and_expanded"),
     "dots.dots": ("scorers.DotProductScorer.scores", "test_products_are_those_with_the_rows_of_the_nodes"),
     "maxima.maxima": ("scorers.subtree_max.SubtreeMax.at", "test_maxima_are_those_of_the_leaves_below"),
@@ -92,7 +95,13 @@ FUNCTIONS = {
     "classify.train_children": ("classify.linear.train_linear", "test_a_node_is_trained_on_documents_below"),
     "classify.search": ("classify.linear.log_probabilities", "test_search_is_the_plain_search"),
 }
-HELPERS = {"sparse.starts_of", "search_cpu.search_parts", "deep_cpu.make_products", "sequence_cpu.fits"}
+HELPERS = {
+    "sparse.starts_of",
+    "search_cpu.search_parts",
+    "search_cpu.prepare_parts",
+    "deep_cpu.make_products",
+    "sequence_cpu.fits",
+}
 
 
 def find(name):
@@ -461,6 +470,25 @@ def test_a_twin_finds_and_scores_what_the_definition_says(twin, part, change):
             items == PAD, -torch.inf
         )
         torch.testing.assert_close(scores, own.float(), **digits)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("part", PARTS)
+def test_a_scan_finds_and_scores_what_the_definition_says(part, change):
+    """Compiled, and in PyTorch."""
+    model, x, logits = case(part, change)
+    reference = TreeModel(model.tree, FixedScorer(logits), first_level=model.first_level)
+    expected, log_p = bt.brute_force(reference, FixedScorer.every(len(x)), m=12)
+    for compiled in (True, False):
+        with pytest.MonkeyPatch.context() as patch:
+            if not compiled:
+                patch.setattr(beam, "search_parts", lambda *arguments: None)
+            items, scores = bt.retrieve(model, x, m=12, search="scan")
+        assert torch.equal(items == PAD, expected == PAD)
+        torch.testing.assert_close(scores, log_p.float(), rtol=2e-3, atol=2e-3)
+        leaves = model.tree.leaf_of_item(items)
+        own = torch.nn.functional.logsigmoid(logits.gather(1, leaves.clamp(min=0)))
+        torch.testing.assert_close(scores, own.masked_fill(items == PAD, -torch.inf).float(), rtol=2e-3, atol=2e-3)
 
 
 def test_an_item_that_was_forgotten_is_in_no_history():

@@ -15,6 +15,7 @@ from beamtree.model import TreeModel
 from beamtree.query import Recommendation, RecommendRequest, Searcher
 from beamtree.query.search import UserHistories, no_users
 from beamtree.query.times import Now
+from beamtree.search_choice import AUTO
 from beamtree.storage.runs import ids_of, open_data
 
 MAX_EXAMPLES = 5  # unknown ids that a note shows
@@ -35,6 +36,7 @@ class BatchJob(NamedTuple):
         return {
             "m": request.m,
             "beam_size": beam_size if beam_size is None or isinstance(beam_size, int) else list(beam_size),
+            **({} if request.search == AUTO else {"search": request.search}),
             "exclude_seen": request.exclude_seen,
             "allowed": _digest(None if filter is None else filter.allowed),
             "exclude": _digest(None if filter is None else filter.exclude or None),

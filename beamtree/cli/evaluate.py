@@ -38,6 +38,7 @@ from beamtree.live.users import Users
 from beamtree.model import TreeModel
 from beamtree.research.baselines import BASELINES, build
 from beamtree.research.compare.report import strength
+from beamtree.search_choice import AUTO
 from beamtree.storage.runs import data_folder, ids_of, open_data, open_first, open_model, read_run
 from beamtree.storage.settings import fingerprint
 
@@ -59,7 +60,8 @@ def evaluate_run(
     time: options.TimeColumn = None,
     time_format: options.TimeFormat = None,
     split: options.Split = "test",
-    beam_size: options.BeamText = options.DEFAULT_BEAM,
+    beam_size: options.OptionalBeam = None,
+    search: options.SearchName = AUTO,
     m: options.Cuts = "10,50,100,200",
     metrics: options.EvaluateMetrics = "precision,recall,f1",
     weighted: Annotated[
@@ -92,7 +94,7 @@ def evaluate_run(
     --user, --item, --time and --time-format describe the columns of --log.
     """
     use_threads(threads)
-    beam, names = options.parse_beam(beam_size, run), options.parse_list(metrics)
+    (search, beam), names = options.parse_search(search, beam_size, run), options.parse_list(metrics)
     cuts = options.parse_cuts(m, beam)
     names += (WEIGHTED_RECALL,) if weighted and WEIGHTED_RECALL not in names else ()
     if not named_metrics(names, ALL_METRICS):
@@ -127,12 +129,11 @@ def evaluate_run(
     results: dict[bool, dict[str, Evaluation]] = {}  # by setting: whether seen items are left out
     with progress(sum(map(len, users.values())) * (1 + len(rows)), "users") as (advance, print_line):
         how: dict[str, Any] = {"m": cuts, "metrics": names, "by": by, "on_users": advance}
+        searched: dict[str, Any] = {"beam_size": beam, "search": search}
         ours = f"{name} (run)" if name in rows else name
         for setting in settings:
             try:
-                result = evaluate(
-                    model, users[setting], beam_size=beam, exclude_seen=setting, starts=facts.starts, **how
-                )
+                result = evaluate(model, users[setting], exclude_seen=setting, starts=facts.starts, **searched, **how)
             except NoNewItemsError as error:
                 if not results:
                     raise

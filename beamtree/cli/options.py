@@ -19,6 +19,7 @@ from beamtree.files.atomic import check_writable
 from beamtree.ingest.columns import FORMATS
 from beamtree.metrics import METRICS
 from beamtree.recommender import Recommender
+from beamtree.search_choice import SCAN, SEARCHES
 from beamtree.storage.tuned import load_tuned_beam
 
 if TYPE_CHECKING:
@@ -141,6 +142,22 @@ BeamText = Annotated[
     str, typer.Option(help="The beam size k, one width per searched level separated by commas, or tuned.")
 ]
 DEFAULT_BEAM = str(DEFAULT_BEAM_SIZE)
+OptionalBeam = Annotated[
+    str | None,
+    typer.Option(
+        "--beam-size",
+        help="The beam size k, one width per searched level separated by commas, or tuned. Default: 400 or m.",
+    ),
+]
+SearchName = Annotated[
+    str,
+    typer.Option(
+        "--search",
+        metavar="|".join(SEARCHES),
+        help="[bold]beam[/bold]; [bold]scan[/bold], which scores every item; or [bold]auto[/bold]: a beam with "
+        "--beam-size, else the faster one, which is measured once.",
+    ),
+]
 Size = Annotated[int, typer.Option(min=1, help="Number of items to retrieve.")]
 Cuts = Annotated[str, typer.Option(help="Numbers of items to retrieve, separated by commas.")]
 Metrics = Annotated[str, typer.Option(help=f"Any of {', '.join(METRICS)}, separated by commas.")]
@@ -238,6 +255,15 @@ def parse_beam(text: str, run: Path | None = None) -> BeamSize:
     return widths if len(widths) > 1 else widths[0]
 
 
+def parse_search(search: str, beam: str | None, run: Path) -> tuple[str, BeamSize | None]:
+    """The search of --search and --beam-size, and the beam size if one is given."""
+    if search not in SEARCHES:
+        raise ValueError(f"--search {search!r} is unknown: choose from {', '.join(SEARCHES)}")
+    if search == SCAN and beam is not None:
+        raise ValueError("--search scan scores every item and has no beam: leave out --beam-size")
+    return search, None if beam is None else parse_beam(beam, run)
+
+
 def check_size(m: int, beam_size: BeamSize, option: str = "--beam-size") -> None:
     """Raise a ValueError where a beam is too narrow for m items."""
     width = beam_size if isinstance(beam_size, int) else beam_size[-1]
@@ -245,15 +271,16 @@ def check_size(m: int, beam_size: BeamSize, option: str = "--beam-size") -> None
         raise ValueError(f"--m {m} with {option} {as_text(beam_size)}: the beam holds fewer items than that")
 
 
-def parse_cuts(text: str, beam_size: BeamSize, option: str = "--beam-size") -> tuple[int, ...]:
-    """Every m of --m: whole numbers from 1 to the beam size."""
+def parse_cuts(text: str, beam_size: BeamSize | None, option: str = "--beam-size") -> tuple[int, ...]:
+    """Every m of --m: whole numbers from 1 to the beam size, where there is one."""
     try:
         cuts = tuple(parse_int(word) for word in parse_list(text))
         if not cuts or min(cuts) < 1:
             raise ValueError
     except ValueError as error:
         raise ValueError(f"--m {text!r}: give whole numbers separated by commas, such as 10,50") from error
-    check_size(max(cuts), beam_size, option)
+    if beam_size is not None:
+        check_size(max(cuts), beam_size, option)
     return cuts
 
 

@@ -33,6 +33,7 @@ from beamtree.query import (
     read_rules,
 )
 from beamtree.query.times import read_time
+from beamtree.search_choice import AUTO
 from beamtree.storage.runs import ids_of, open_data, open_model
 
 if TYPE_CHECKING:
@@ -80,7 +81,8 @@ def retrieve_items(
     time: options.TimeColumn = None,
     time_format: options.TimeFormat = None,
     m: options.Size = 10,
-    beam_size: options.BeamText = options.DEFAULT_BEAM,
+    beam_size: options.OptionalBeam = None,
+    search: options.SearchName = AUTO,
     exclude_seen: Annotated[
         bool,
         typer.Option(
@@ -153,10 +155,12 @@ def retrieve_items(
         if Path(input).resolve() == output.resolve():
             raise ValueError(f"{output} is the input too: choose another name")
     names = lookup(FORMATS, "--format", format) if format else None
-    beam = options.parse_beam(beam_size, run)
-    options.check_size(m, beam)
+    search, beam = options.parse_search(search, beam_size, run)
+    if beam is not None:
+        options.check_size(m, beam)
     filter = make_filter(options.read_ids(allowed), options.read_ids(exclude), where=where)
-    request = RecommendRequest(m=m, beam_size=beam, exclude_seen=exclude_seen, filter=filter, rules=read_rules(rules))
+    request = RecommendRequest(m=m, beam_size=beam, search=search, exclude_seen=exclude_seen, filter=filter)
+    request = request._replace(rules=read_rules(rules))
     request = request._replace(context=options.parse_context(context), time=read_time(request_time))
     job = BatchJob(run, request, columns, names)
     ray = options.uses_ray(engine, address, workers, gpus)

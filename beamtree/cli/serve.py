@@ -12,11 +12,11 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from beamtree.beam import DEFAULT_BEAM_SIZE
 from beamtree.cli.console import note
 from beamtree.distributed.group import check_single
 from beamtree.errors import requires
 from beamtree.files.staging import InUseError
+from beamtree.search_choice import AUTO
 from beamtree.storage.settings import refuse_classifier
 
 
@@ -57,8 +57,16 @@ def serve_run(
         int | None, option("threads", "CPU threads of a search. Default: those of torch.", min=1)
     ] = None,
     beam_size: Annotated[
-        int, option("beam-size", "The beam size k of requests that do not give one.", min=1)
-    ] = DEFAULT_BEAM_SIZE,
+        int | None, option("beam-size", "The beam size k of requests that do not give one. Default: 400.", min=1)
+    ] = None,
+    search: Annotated[
+        str,
+        option(
+            "search",
+            "How requests without a beam size are answered: beam; scan, which scores every item; or auto: a beam with "
+            "--beam-size, else the faster one, which is measured once.",
+        ),
+    ] = AUTO,
     batch_window_ms: Annotated[
         float,
         option(
@@ -158,6 +166,7 @@ def serve_run(
             first=first,
             options=EngineOptions(
                 beam_size=beam_size,
+                search=search,
                 batch_window=batch_window_ms / 1000,
                 max_batch=batch,
                 max_queue=queue,

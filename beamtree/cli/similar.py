@@ -10,6 +10,7 @@ from beamtree.cli.console import note, printable
 from beamtree.cli.retrieve import show_items
 from beamtree.files.atomic import write_json
 from beamtree.query import make_filter, similar_request
+from beamtree.search_choice import AUTO
 from beamtree.storage.runs import ids_of, open_model
 
 
@@ -17,7 +18,8 @@ def similar_items(
     run: options.RunFolder,
     items: Annotated[list[str], typer.Argument(metavar="ITEM…", help="Ids of items.")],
     m: options.Size = 10,
-    beam_size: options.BeamText = options.DEFAULT_BEAM,
+    beam_size: options.OptionalBeam = None,
+    search: options.SearchName = AUTO,
     allowed: options.AllowedFile = None,
     exclude: options.ExcludeFile = None,
     where: options.Where = None,
@@ -29,14 +31,15 @@ def similar_items(
     The probability of an item is that of a user who chose the given item and nothing else. Unknown items are left out
     with a note.
     """
-    beam = options.parse_beam(beam_size, run)
-    options.check_size(m, beam)
+    search, beam = options.parse_search(search, beam_size, run)
+    if beam is not None:
+        options.check_size(m, beam)
     options.check_outputs(json)
     filter = make_filter(options.read_ids(allowed), options.read_ids(exclude), where=where)
     model = open_model(run, device)
     ids = ids_of(run, model)
     request, unknown = similar_request(ids, items, m)
-    request = request._replace(beam_size=beam, filter=filter)
+    request = request._replace(beam_size=beam, search=search, filter=filter)
     if unknown:
         note(f"note: unknown items are left out: {', '.join(map(printable, unknown))}")
     known = [str(item) for (item,) in request.histories]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from beamtree.beam import DEFAULT_BEAM_SIZE, BeamSize, retrieve
+from beamtree.beam import BeamSize, retrieve
 from beamtree.data import BeforeAfter, Data, Events, Prepared
 from beamtree.data.frames import make_frame
 from beamtree.data.times import in_micros
@@ -20,6 +20,7 @@ from beamtree.evaluate.slices import SEGMENTS
 from beamtree.metrics import METRICS, Metric, bootstrap, few_users, hits, num_relevant, recall, weighted_hits
 from beamtree.model import TreeModel
 from beamtree.scorers import TableScorer, with_inputs
+from beamtree.search_choice import AUTO
 from beamtree.tree import PAD
 
 Find = Callable[[Tensor, Tensor], Tensor]  # (users x, items to exclude [B, E]) -> the best items, best first
@@ -173,7 +174,7 @@ def evaluate(
     model: TreeModel,
     data: Data,
     *,
-    beam_size: BeamSize = DEFAULT_BEAM_SIZE,
+    beam_size: BeamSize | None = None,
     m: Sequence[int] | int = (10, 50, 100, 200),
     metrics: Sequence[str | Metric] | str | Metric = ("precision", "recall", "f1"),
     exclude_seen: bool = False,
@@ -181,13 +182,14 @@ def evaluate(
     batch_size: int = 64,
     on_users: OnUsers | None = None,
     starts: Starts | None = None,
+    search: str = AUTO,
 ) -> Evaluation:
     """The mean over users of each metric at each m, from one search.
 
     Args:
         model: the model.
         data: users and their targets, such as `data.test`.
-        beam_size: k, or one width for each searched level.
+        beam_size: k, or one width for each searched level. Default: 400 or the largest m.
         m: the number of retrieved items, or several cuts of one list.
         metrics: one or several: names of `metrics.METRICS`, weighted_recall, coverage, novelty, popularity_bias,
             diversity, age, or your own functions (hits [B, m], |I_x| [B], m) -> [B].
@@ -196,11 +198,12 @@ def evaluate(
         batch_size: users that are searched together.
         on_users: called with the number of users done since the last call.
         starts: when each item began, for their age; with their first event in the log of these users unless given.
+        search: auto, beam or scan, as in `retrieve`.
     """
     model.tree.check_items(data.item_numbers())
     cuts = all_cuts(m)
     return measure(
-        search_function(model, beam_size, max(cuts, default=1)),  # `measure` refuses an empty m
+        search_function(model, beam_size, max(cuts, default=1), search),  # `measure` refuses an empty m
         with_inputs(model.scorer, data),
         m=cuts,
         metrics=metrics,
@@ -227,12 +230,13 @@ def item_facts(model: TreeModel, users: Data | None = None, starts: Starts | Non
     return ItemFacts(model.tree.num_visible, model.popularity, vectors, starts)
 
 
-def search_function(model: TreeModel, beam_size: BeamSize, m: int) -> Find:
+def search_function(model: TreeModel, beam_size: BeamSize | None, m: int, search: str = AUTO) -> Find:
     """A function that finds the m best items of a model, for users on any device."""
     device = model.tree.device
 
     def find(x: Tensor, exclude: Tensor) -> Tensor:
-        return retrieve(model, x.to(device), beam_size=beam_size, m=m, exclude=exclude.to(device))[0]
+        x, exclude = x.to(device), exclude.to(device)
+        return retrieve(model, x, beam_size=beam_size, m=m, exclude=exclude, search=search)[0]
 
     return find
 

@@ -9,6 +9,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
+MAX_SELECTED = 4096  # numbers of which `select.select` can find the best
 OTHER_FLOATS = (torch.float64, torch.float16, torch.bfloat16)
 _PLAIN: ContextVar[bool] = ContextVar("plain", default=False)
 

@@ -150,7 +150,7 @@ def _add_deep(nodes, count, vectors, user, layers, share, buffers, values):
 
 
 @compiled()
-def _remember(x, leaf_of_item, memory, items, item_scores, maxima, leaves, arity, height, first_level):
+def remember(x, leaf_of_item, memory, items, item_scores, maxima, leaves, arity, height, first_level):
     """Add the scores of partners of one history, and of `items`, to `maxima` of leaves, and lift them.
 
     Returns the number of `leaves` that are written, some of them several times.
@@ -202,7 +202,7 @@ def _remember(x, leaf_of_item, memory, items, item_scores, maxima, leaves, arity
 
 
 @compiled()
-def _forget(maxima, leaves, count, arity, height, first_level):
+def forget(maxima, leaves, count, arity, height, first_level):
     """Make `maxima` zero again."""
     for i in range(count):
         node = leaves[i]
@@ -212,6 +212,27 @@ def _forget(maxima, leaves, count, arity, height, first_level):
             if maxima[node] == 0:  # so are those above
                 break
             maxima[node] = 0
+
+
+@compiled()
+def calibrate(calibration, scores, beyond, largest, logits):
+    """The logits of scores: see `scorers.sum.calibrated`."""
+    points, values = calibration[0], calibration[1]
+    last = len(points) - 1
+    slope = (values[last] - values[0]) / (points[last] - points[0])
+    for i in range(len(scores)):
+        score = scores[i]
+        if score == -np.inf:
+            logits[i] = score
+            continue
+        inside = min(max(score, points[0]), points[last])
+        right = min(max(_rank(points, inside), 1), last)
+        step = points[right] - points[right - 1]
+        share = (inside - points[right - 1]) / step if step > 0 else 1.0
+        logit = values[right - 1] + share * (values[right] - values[right - 1])
+        apart = np.log1p(slope * abs(score - inside))
+        logit += beyond * (apart if score > inside else -apart)
+        logits[i] = min(max(logit, -largest), largest)
 
 
 @compiled()
@@ -228,7 +249,7 @@ def _rank(numbers, number):
 
 
 @compiled()
-def _add_products(rows, user, share, nodes, count, values):
+def add_products(rows, user, share, nodes, count, values):
     """Add the products of a user's vector and those of nodes to their values."""
     for i in range(count):
         if i + PREFETCH_DISTANCE < count:
@@ -237,7 +258,7 @@ def _add_products(rows, user, share, nodes, count, values):
 
 
 @compiled()
-def _most_named(first, last, x, num_items, memory):
+def most_named(first, last, x, num_items, memory):
     """How many items the history of one of some users names at most: partners, and its own."""
     offsets, _, _, recency, _ = memory
     most = ZERO
@@ -273,7 +294,7 @@ def search(first, last, task, maxima):
     room = max(above, np.max(widths)) * arity
     beam, values = np.empty(room, np.int64), np.empty(room, np.float32)
     candidates = np.empty(room, np.int64)
-    most = _most_named(first, last, x, len(leaf_of_item) - 1, memory) + items.shape[1]
+    most = most_named(first, last, x, len(leaf_of_item) - 1, memory) + items.shape[1]
     leaves = np.empty(max(most, 1), np.int64)
     searched, wide = height + 1 - first_level, max(vectors.shape[1], len(layers[0][1]))
     means = np.zeros((searched + ROWS, layers[0][0].shape[1]), np.float32)  # rows below complete the last tile
@@ -283,7 +304,7 @@ def search(first, last, task, maxima):
             _read_history(x[b, : len(windows)], leaf_of_item, arity, lift, windows, vectors, means[:searched])
             layer(means, *layers[0], user_half, searched)
         own = b if len(items) > 1 else 0
-        named = _remember(
+        named = remember(
             x[b], leaf_of_item, memory, items[own], item_scores[own], maxima, leaves, arity, height, first_level
         )
         hidden = excluded[b] if len(excluded) else excluded[:0].ravel()
@@ -320,7 +341,7 @@ def search(first, last, task, maxima):
                     values[i] += node_scores[beam[i]]
             for rows, shares, users in tables:
                 if shares[level] != 0:
-                    _add_products(rows, users[b], shares[level], beam, kept, values)
+                    add_products(rows, users[b], shares[level], beam, kept, values)
             if len(vectors) and levels[level] != 0:
                 user = user_half[level - first_level]
                 _add_deep(beam, kept, vectors, user, layers, levels[level], buffers, values)
@@ -335,4 +356,4 @@ def search(first, last, task, maxima):
             item = item_of_slot[beam[i] - first_slot] if i < best else PAD
             found[b, i] = item
             scores[b, i] = values[i] if item != PAD else -np.inf
-        _forget(maxima, leaves, named, arity, height, first_level)
+        forget(maxima, leaves, named, arity, height, first_level)

@@ -1,6 +1,7 @@
-"""The compiled search on a CPU: what the parts of a score give it, and how it is called.
+"""The compiled beam and the compiled scan on a CPU: what the parts of a score give them, and how they are called.
 
-A scorer says in `compiled_part` which of the records below it is; one that says nothing is searched by `beam.walk`.
+A scorer says in `compiled_part` which of the records below it is; one that says nothing is searched by `beam.walk`. A
+scan on a GPU reads the same records: see `beamtree.scan`.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -56,12 +57,14 @@ class Memory(NamedTuple):
     partners: Tensor  # int32
     weights: Tensor  # float16
     recency: Tensor  # the weight of each event of a history [lists, any]; those after it have none
+    named: Entries | None  # the same items with their scores
 
 
 class Repeats(NamedTuple):
     """The same, where each event names its own item."""
 
     recency: Tensor  # the score that each event gives [any], likewise
+    named: Entries | None
 
 
 class Network(NamedTuple):
@@ -135,6 +138,11 @@ class SearchParts(NamedTuple):
     tables: tuple[tuple[Any, Any, Any], ...]  # `Table`, MAX_PRODUCTS times: another number would be compiled again
     network: tuple[Any, ...]  # `Layers`
 
+    @property
+    def has_network(self) -> bool:
+        """Whether there is one."""
+        return len(self.network[1]) > 0
+
 
 class SearchInput(NamedTuple):
     """All that `compiled_search.search` reads and writes."""
@@ -154,9 +162,26 @@ class SearchInput(NamedTuple):
     scores: Any  # and their scores
 
 
+class ScanInput(NamedTuple):
+    """All that `compiled_scan.scan` reads and writes."""
+
+    x: Any  # histories [B, T], newest first, PAD for none
+    leaf_of_item: Any  # [M + 1], PAD last
+    item_of_slot: Any  # the items of the leaves from left to right
+    height: int
+    first_leaf: int
+    leaves: Any  # those to score; empty for all that may be entered
+    entered: Any  # which nodes may be entered; empty where all may
+    hidden: Any  # leaves hidden from each user [B, E], PAD for none; empty where there are none
+    parts: tuple[Any, ...]  # `SearchParts`, without a network
+    found: Any  # the result: items [B, m], PAD where there are fewer
+    scores: Any  # and their scores
+
+
 NO_REPEATS = np.empty(0, np.float32)
 NO_TABLE = Table(np.empty((0, 1), np.uint16), np.zeros(65, np.float32), np.empty((0, 1), np.float32))
 ALL_ENTERED, NONE_BEFORE, NONE_HIDDEN = np.empty(0, np.bool_), np.empty(0, np.int32), np.empty((0, 0), np.int64)
+ALL_LEAVES = np.empty(0, np.int64)
 
 State = list[object]
 # No value may refer to its scorer, which would then never be freed.
@@ -165,9 +190,16 @@ _ZEROS: list[Any] = []  # arrays of zeros that no search uses now
 _LOCK = Lock()
 
 
-def search_parts(scorer: Compilable, tree: Tree, x: Tensor) -> SearchParts | None:
-    """A scorer as the compiled search takes it for users x [B, ...]; None where it is not compiled."""
-    parts = scorer.compiled_parts(tree) if x.device.type == "cpu" else None
+class PreparedParts(NamedTuple):
+    """A scorer as the compiled search takes it, without users."""
+
+    parts: WeightedParts
+    arrays: SearchParts
+
+
+def prepare_parts(scorer: Compilable, tree: Tree) -> PreparedParts | None:
+    """A scorer as the compiled search takes it, without users; None where it is not compiled."""
+    parts = scorer.compiled_parts(tree)
     if parts is None:
         return None
     tensors: list[Tensor] = []  # kept, so that no others can be allocated at their addresses
@@ -179,9 +211,16 @@ def search_parts(scorer: Compilable, tree: Tree, x: Tensor) -> SearchParts | Non
     cached = _ARRAYS.get(scorer)
     if cached is None or cached[0] != state:
         cached = _ARRAYS[scorer] = state, tensors, _arrays(parts, tree)
-    arrays, columns = cached[2], scorer.columns
-    if arrays is None:
+    return None if cached[2] is None else PreparedParts(parts, cached[2])
+
+
+def search_parts(
+    scorer: Compilable, tree: Tree, x: Tensor, prepared: PreparedParts | None = None
+) -> SearchParts | None:
+    """The same for users x [B, ...] on a CPU; `prepared` where it is known what `prepare_parts` gives."""
+    if x.device.type != "cpu" or (prepared := prepared or prepare_parts(scorer, tree)) is None:
         return None
+    (parts, arrays), columns = prepared, scorer.columns
     tables, items, scores = list(arrays.tables), [], []
     place = 0
     for levels, part in parts:
@@ -242,13 +281,13 @@ def _lists(memories: list[tuple[float, Memory]], repeats: list[Tensor], num_item
     """The lists of partners of all memories: those of items that were added follow the others."""
     if not memories:
         halves = torch.zeros(0, dtype=torch.float16)
-        memories = [(1.0, Memory(torch.zeros(1, dtype=torch.int64), halves.int(), halves, torch.zeros(0, 0)))]
+        memories = [(1.0, Memory(torch.zeros(1, dtype=torch.int64), halves.int(), halves, torch.zeros(0, 0), None))]
     parts = [part for _, part in memories]
     longest = max(part.recency.shape[1] for part in parts)
     by_list = [pad(part.recency * weight, (0, longest - part.recency.shape[1])) for weight, part in memories]
     recency = torch.cat(by_list).contiguous().numpy()
     if len(parts) == 1:
-        offsets, partners, weights, _ = parts[0]
+        offsets, partners, weights, *_ = parts[0]
     else:
         too_large = sum(len(part.partners) for part in parts) > MAX_JOINED
         if too_large or any(len(part.offsets) != len(part.recency) * num_items + 1 for part in parts):
@@ -299,13 +338,18 @@ def fold_in(
     gram_diagonal: Tensor,
     penalty: float,
     unobserved_weight: float,
+    scale: float = 1.0,
 ) -> Tensor:
-    """u(x) [B, dim] of histories x [B, T]: see `scorers.factors.fold_in`. The rows are those of all nodes, float16."""
+    """u(x) [B, dim] of histories x [B, T]: see `scorers.factors.fold_in`. The rows are those of all nodes, float16.
+
+    It is multiplied by `scale`, by NumPy, which takes less time for a few numbers.
+    """
     users = np.empty((len(x), rows.shape[1]), np.float32)
     compiling.load("compiled_search").fold_in(
         x.contiguous().numpy(), tree._leaf_of_item.numpy(), _bits(rows), recency.numpy(), gram_diagonal.numpy(),
         np.float32(penalty), np.float32(unobserved_weight), users,
     )  # fmt: skip
+    users *= np.float32(scale)
     return torch.from_numpy(users)
 
 
@@ -327,6 +371,36 @@ def search(
         tuple(parts), np.empty((count, m), np.int64), np.empty((count, m), np.float32),
     )  # fmt: skip
     function, arrays = compiling.load("compiled_search").search, tuple(task)
+
+    def run(span: tuple[int, int]) -> None:
+        zeros = _borrow(tree.num_nodes)
+        function(*span, arrays, zeros)
+        with _LOCK:
+            _ZEROS.append(zeros)
+
+    in_spans(run, count)
+    return torch.from_numpy(task.found), torch.from_numpy(task.scores)
+
+
+def scan(
+    tree: Tree, mask: NodeMask, parts: SearchParts, x: Tensor, hidden: Tensor | None, m: int,
+    leaves: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The m best items of all that may be entered, and their scores [B, m], as `search` gives them.
+
+    `hidden` are leaves that each user is not shown [B, E], PAD for none; `leaves` those that may be entered, where they
+    are few. There is no network among the parts.
+    """
+    count = x.shape[0]
+    task = ScanInput(
+        x.contiguous().numpy(), tree._leaf_of_item.numpy(), tree.items().numpy(),
+        tree.height, tree.level(tree.height).start,
+        ALL_LEAVES if leaves is None else leaves.numpy(),
+        ALL_ENTERED if mask.full_to == tree.height else mask.entered.numpy(),
+        NONE_HIDDEN if hidden is None else hidden.contiguous().numpy(),
+        tuple(parts), np.empty((count, m), np.int64), np.empty((count, m), np.float32),
+    )  # fmt: skip
+    function, arrays = compiling.load("compiled_scan").scan, tuple(task)
 
     def run(span: tuple[int, int]) -> None:
         zeros = _borrow(tree.num_nodes)

@@ -75,6 +75,9 @@ def use_threads(count: int | None = None) -> None:
 def one_thread() -> Iterator[None]:
     """Use one thread inside the block."""
     before = torch.get_num_threads()
+    if before == 1:
+        yield
+        return
     torch.set_num_threads(1)
     try:
         yield

@@ -8,6 +8,7 @@ rules choose among what it finds.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -39,6 +40,7 @@ from beamtree.query.rules import POOL, Rules
 from beamtree.query.selection import AppliedRules, SearchHits, SelectedItem, Selection
 from beamtree.query.times import Now, check_past, check_time, no_time, request_times
 from beamtree.scorers import context_part
+from beamtree.search_choice import BEAM, SCAN, known_times, resolve_search
 from beamtree.tree import PAD
 
 BATCH = 256  # histories of one request that are searched together
@@ -85,8 +87,9 @@ class Searcher:
         return joined(parts)
 
     def answer(self, requests: Sequence[RecommendRequest]) -> list[RecommendResponse]:
-        """Answer requests that have the same beam_size, exclude_seen, filter and rules, with one search."""
+        """Answer requests that have the same beam_size, search, exclude_seen, filter and rules, with one search."""
         first, m = requests[0], max(request.m for request in requests)
+        search = resolve_search(first.search, first.beam_size)
         beam_size = default_beam_size(m) if first.beam_size is None else first.beam_size
         mask, num_allowed = self.mask_of(first.filter)
         encoded = [self.encode(request) for request in requests]
@@ -97,11 +100,11 @@ class Searcher:
             rules = None if first.rules is None else []
         elif first.rules is None:
             items, scores = (
-                found.cpu().numpy() for found in self.search(histories, beam_size, m, first.exclude_seen, mask)
+                found.cpu().numpy() for found in self.search(histories, beam_size, m, first.exclude_seen, mask, search)
             )
         else:
             sizes = [request.m for request, (rows, _) in zip(requests, encoded, strict=True) for _ in rows]
-            items, scores, rules = self.select(histories, beam_size, sizes, first)
+            items, scores, rules = self.select(histories, beam_size, sizes, first, search)
         is_short = rules is None and bool((items[:, -1:] == PAD).any())
         responses, start = [], 0
         for request, (rows, unknown_users) in zip(requests, encoded, strict=True):
@@ -163,7 +166,13 @@ class Searcher:
         return self.masks.apply(rules, filter, self.model, self.ids, self.catalogue)
 
     def search(
-        self, histories: list[History], beam_size: BeamSize, m: int, exclude_seen: bool, mask: NodeMask | None
+        self,
+        histories: list[History],
+        beam_size: BeamSize,
+        m: int,
+        exclude_seen: bool,
+        mask: NodeMask | None,
+        search: str = BEAM,
     ) -> tuple[Tensor, Tensor]:
         """The m best items for each history, best first, and their scores [B, m]; PAD where there are fewer.
 
@@ -178,7 +187,9 @@ class Searcher:
             search_m = max(m, min(_next_power_of_two(m), last_width))
         x = model_input(self.model, rows)
         exclude = self.excluded(hidden) if exclude_seen or any(hidden) else None
-        items, log_p = retrieve(self.model, x, beam_size=beam_size, m=search_m, allowed=mask, exclude=exclude)
+        beam = beam_size if search == BEAM else None
+        how: dict[str, Any] = {"beam_size": beam, "m": search_m, "exclude": exclude, "search": search}
+        items, log_p = retrieve(self.model, x, allowed=mask, **how)
         scores = probabilities(log_p)
         use_popular = [self.is_popular(row.items) for row in rows]
         if any(use_popular):
@@ -195,12 +206,17 @@ class Searcher:
             width = next((each for each in WIDTHS if each >= width), _next_power_of_two(width))
         return pad_rows(hidden, width).to(self.model.tree.device)
 
+    def scans(self, users: int) -> bool:
+        """Whether so many users are known to be searched for by a scan, where a request leaves that open."""
+        times = known_times(self.model, users)
+        return times is not None and times.chosen == SCAN
+
     def is_popular(self, row: Sequence[int]) -> bool:
         """Whether popular items are recommended for a history of these known items."""
         return not row and self.model.popularity is not None
 
     def select(
-        self, histories: list[History], beam_size: BeamSize, sizes: list[int], request: RecommendRequest
+        self, histories: list[History], beam_size: BeamSize, sizes: list[int], request: RecommendRequest, search: str
     ) -> tuple[np.ndarray, np.ndarray, list[list[list[str]]]]:
         """As many items as `sizes` says for each history, by the rules and the filter of a request [B, m].
 
@@ -217,6 +233,7 @@ class Searcher:
         hidden = [hidden_items(history, exclude_seen) for history in histories]
         x = model_input(model, histories)
         use_popular = [self.is_popular(history.items) for history in histories]
+        how: dict[str, Any] = {"beam_size": beam, "m": count, "search": search}
 
         def find_each(
             rows: Sequence[int], masks: Sequence[NodeMask], known: Sequence[int] = ()
@@ -226,7 +243,7 @@ class Searcher:
             excluded = self.excluded(exclude)
             results = []
             for mask, (items, log_p) in zip(
-                masks, retrieve_each(model, x[rows], masks, beam_size=beam, m=count, exclude=excluded), strict=True
+                masks, retrieve_each(model, x[rows], masks, exclude=excluded, **how), strict=True
             ):
                 scores = probabilities(log_p)
                 for index, row in enumerate(rows):

@@ -1,6 +1,7 @@
 """Folded factors: ⟨u(x), v_n⟩, where u is the fold-in of the history into factors of implicit ALS."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -10,6 +11,7 @@ from beamtree import kernels
 from beamtree.data.inputs import HISTORY, WHOLE_HISTORY
 from beamtree.data.views import recency
 from beamtree.kernels import search_cpu
+from beamtree.kernels.search_cpu import CompiledPart, Product
 from beamtree.scorers.base import Contributions, NewItems, Scorer, newest
 from beamtree.scorers.dot_product import DotProductScorer
 from beamtree.scorers.table import NodeTable, Vectors
@@ -184,15 +186,25 @@ class FactorScorer(DotProductScorer):
 
     @torch.no_grad()
     def encode(self, tree: Tree, vectors: Vectors, x: Tensor) -> Tensor:
-        x, rows = newest(x, self.history), self.table.weight
+        rows = self.table.weight
         on_cpu = rows.device.type == "cpu" and not kernels.is_plain()
         if type(self.table) is NodeTable and on_cpu and rows.dtype == torch.float16:
-            users = search_cpu.fold_in(tree, rows, x, self.recency, self.spread, self.penalty, self.unobserved_weight)
-            return users.mul_(self.scale)
+            return self._fold_in_on_cpu(tree, x)
+        x = newest(x, self.history)
         leaves = tree.leaf_of_item(x)
         history = self.history_vectors(tree, vectors, leaves)
         weights = newest_of_each(leaves) * self.recency[: x.shape[1]]  # items without a leaf have no weight
         return fold_in(self.fold_in_settings(history), history, weights) * self.scale
+
+    def _fold_in_on_cpu(self, tree: Tree, x: Tensor) -> Tensor:
+        x, how = newest(x, self.history), (self.penalty, self.unobserved_weight, self.scale)
+        return search_cpu.fold_in(tree, self.table.weight, x, self.recency, self.spread, *how)
+
+    def compiled_part(self, tree: Tree) -> CompiledPart | None:
+        part = super().compiled_part(tree)
+        if not isinstance(part, Product) or part.rows.is_cuda or type(self).encode is not FactorScorer.encode:
+            return part
+        return part._replace(encode=partial(self._fold_in_on_cpu, tree))
 
     @torch.no_grad()
     def contributions(self, tree: Tree, x: Tensor, items: Tensor) -> Contributions:

@@ -165,7 +165,8 @@ class MemoryScorer(SubtreeMaxScorer):
     def compiled_part(self, tree: Tree) -> CompiledPart | None:
         if type(self).entries is not MemoryScorer.entries:
             return super().compiled_part(tree)
-        return Memory(self.offsets, self.partners, self.weights, self.recency)
+        named = Entries(self.entries, self.columns, self.history)
+        return Memory(self.offsets, self.partners, self.weights, self.recency, named)
 
     @torch.no_grad()
     def contributions(self, tree: Tree, x: Tensor, items: Tensor) -> Contributions:

@@ -62,7 +62,7 @@ class PopularityScorer(DotProductScorer):
     def compiled_part(self, tree: Tree) -> CompiledPart | None:
         part = super().compiled_part(tree)
         is_as_defined = type(self).encode is PopularityScorer.encode
-        return NodeScores(self.table.weight[:, 0], self.scale) if part is not None and is_as_defined else part
+        return NodeScores(self.table.weight.view(-1), self.scale) if part is not None and is_as_defined else part
 
     def settings(self) -> dict[str, Any]:
         return {"num_nodes": self.table.num_nodes, "scale": self.scale}

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from beamtree.data.inputs import HISTORY, WHOLE_HISTORY
 from beamtree.data.views import recency
-from beamtree.kernels.search_cpu import CompiledPart, Repeats
+from beamtree.kernels.search_cpu import CompiledPart, Entries, Repeats
 from beamtree.scorers.base import Contributions, Scorer, newest
 from beamtree.scorers.memory import SubtreeMaxScorer
 from beamtree.tree import Tree
@@ -41,7 +41,7 @@ class RepeatScorer(SubtreeMaxScorer):
     def compiled_part(self, tree: Tree) -> CompiledPart | None:
         if type(self).entries is not RepeatScorer.entries:
             return super().compiled_part(tree)
-        return Repeats(self.recency)
+        return Repeats(self.recency, Entries(self.entries, self.columns, self.history))
 
     def contributions(self, tree: Tree, x: Tensor, items: Tensor) -> Contributions:
         """Each event gives its weight to its own item."""

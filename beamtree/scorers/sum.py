@@ -10,7 +10,7 @@ from torch.nn.functional import pad
 
 from beamtree.data.contexts import Values
 from beamtree.data.inputs import HISTORY, InputColumns
-from beamtree.kernels import is_plain
+from beamtree.kernels import compiling, is_plain
 from beamtree.kernels.search_cpu import CompiledPart, WeightedParts
 from beamtree.scorers.base import Contributions, NewItems, Scorer, TableScorer, says_last
 from beamtree.scorers.memory import SubtreeMaxScorer
@@ -63,11 +63,15 @@ class SumScorer(TableScorer):
         self.register_buffer("weights", torch.ones(height + 1, len(parts)))
         self.register_buffer("calibration", torch.tensor([1.0, 0.0]) if knots is None else torch.zeros(2, knots))
         self._active: tuple[object, ActiveParts] = None, ([], [])
+        self._columns: InputColumns | None = None  # this and the next are asked for several times by every search
+        self._reads_items: bool | None = None
 
     @property
     def reads_items(self) -> bool:  # type: ignore[override]
         """Whether any of its parts does."""
-        return any(part.reads_items for part in self.scorers().values())
+        if self._reads_items is None:
+            self._reads_items = any(part.reads_items for part in self.scorers().values())
+        return self._reads_items
 
     @property
     def context_values(self) -> Values:
@@ -85,8 +89,10 @@ class SumScorer(TableScorer):
 
     @property
     def columns(self) -> InputColumns:
-        clock, contexts = zip(*[part.columns for part in self.scorers().values()], strict=True)
-        return InputColumns(any(clock), max(contexts))
+        if self._columns is None:
+            clock, contexts = zip(*[part.columns for part in self.scorers().values()], strict=True)
+            self._columns = InputColumns(any(clock), max(contexts))
+        return self._columns
 
     def input_of(self, part: Scorer, x: Tensor) -> Tensor:
         """What one of the parts reads of x."""
@@ -182,7 +188,7 @@ class SumScorer(TableScorer):
     def put(self, name: str, part: Scorer) -> None:
         """Replace the part of this name."""
         self.parts[name] = part
-        self._active = None, ([], [])
+        self._active, self._columns, self._reads_items = (None, ([], [])), None, None
 
     def active_parts(self) -> ActiveParts:
         """Parts whose weights are not all 0, after their weights: those scored one by one, and the sparse ones.
@@ -307,11 +313,10 @@ class SumScorer(TableScorer):
         return cls(parts, settings["height"], settings["learned"], settings["made"], settings.get("knots"))
 
     def check(self, x: Tensor) -> None:
-        if self.reads_items:
-            self.columns.check(x)
-        input_of = self.inputs_of(x)
-        for part in self.scorers().values():
-            part.check(input_of(part))
+        super().check(x)
+        own = [part for part in self.scorers().values() if type(part).check is not Scorer.check]
+        for part in own:  # the others read less of what was checked
+            part.check(self.input_of(part, x))
 
 
 def as_sum(scorer: Scorer) -> SumScorer | None:
@@ -344,9 +349,8 @@ def calibrated(calibration: Tensor, scores: Tensor) -> Tensor:
 
 
 def _calibrated_on_cpu(calibration: Tensor, scores: Tensor) -> Tensor:
-    """The same in NumPy, which needs a fifth of the time for a few numbers."""
-    at, (points, values) = scores.double().numpy(), calibration.double().numpy()
-    slope = (values[-1] - values[0]) / (points[-1] - points[0])
-    beyond = at - at.clip(points[0], points[-1])
-    logits = np.interp(at, points, values) + BEYOND * np.copysign(np.log1p(slope * np.abs(beyond)), beyond)
-    return torch.from_numpy(np.where(at == -np.inf, at, logits.clip(-MAX_LOGIT, MAX_LOGIT))).to(scores)
+    """The same, compiled: for a few numbers in a tenth of the time."""
+    given = scores.numpy()
+    logits, calibrate = np.empty(given.size), compiling.load("compiled_search").calibrate
+    calibrate(calibration.numpy().astype(np.float64), given.astype(np.float64).ravel(), BEYOND, MAX_LOGIT, logits)
+    return torch.from_numpy(logits.reshape(given.shape).astype(given.dtype))

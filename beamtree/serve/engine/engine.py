@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from beamtree.beam import DEFAULT_BEAM_SIZE, BeamSize, default_beam_size
-from beamtree.query import Filter, MaskCache, RecommendRequest, Rules, Searcher
+from beamtree.query import MaskCache, RecommendRequest, Searcher
+from beamtree.search_choice import AUTO, BEAM, SCAN, resolve_search
 from beamtree.serve.engine.load_control import LoadControl, narrow_beam
 from beamtree.serve.engine.loop_future import LoopFuture
 from beamtree.serve.engine.served_run import LoadedRun
@@ -56,11 +57,12 @@ class Job:
 class EngineOptions(NamedTuple):
     """How requests are batched and searched."""
 
-    beam_size: int = DEFAULT_BEAM_SIZE  # k of requests that do not set it
+    beam_size: int | None = None  # k of requests that do not set it; `DEFAULT_BEAM_SIZE` if None
     batch_window: float = 0.002  # seconds to wait for more requests after the first
     max_batch: int = 64  # histories that are searched together; fewer if they take `degrade_after`
     max_queue: int = 512  # histories that may wait
     degrade_after: float = 0.04  # seconds in the queue after which the beam is narrowed
+    search: str = AUTO  # of requests that do not say; a beam where a beam_size is given here or there
 
 
 class Engine:
@@ -75,7 +77,8 @@ class Engine:
     def __init__(
         self, run: LoadedRun, options: EngineOptions, on_batch: Callable[[int, float], None] | None = None
     ) -> None:
-        self.beam_size, self.batch_window, self.max_batch, self.max_queue, degrade_after = options
+        beam_size, self.batch_window, self.max_batch, self.max_queue, degrade_after, search = options
+        self.beam_size, self.search = beam_size or DEFAULT_BEAM_SIZE, resolve_search(search, beam_size)
         self.load_control = LoadControl(degrade_after)
         self.waiting = 0  # histories in the queue
         self._loaded, self._masks = run, MaskCache()
@@ -180,7 +183,8 @@ class Engine:
         run = self._loaded
         searcher = run.searcher(self._masks)
         tuned_beam = run.tuned_beam_of(searcher.model)
-        groups: dict[tuple[BeamSize, bool, Filter | None, Rules | None], list[tuple[Job, RecommendRequest]]] = {}
+        groups: dict[tuple[Any, ...], list[tuple[Job, RecommendRequest]]] = {}
+        may_scan = not self.load_control.step or searcher.scans(sum(job.rows for job in batch))
         for job in batch:
             if not job.future.set_running_or_notify_cancel():
                 continue
@@ -191,14 +195,22 @@ class Engine:
             else:
                 request = job.request
                 try:
-                    beam = narrow_beam(self._requested_beam(request), self.load_control.step, request.m, tuned_beam)
+                    search = self._requested_search(request)
+                    beam = self._requested_beam(request) if search == BEAM or not (search == SCAN or may_scan) else None
+                    if beam is not None:
+                        search = BEAM
+                        beam = narrow_beam(beam, self.load_control.step, request.m, tuned_beam)
                 except ValueError as error:  # widths for another tree than the one in use
                     job.future.set_exception(error)
                     continue
-                group = groups.setdefault((beam, request.exclude_seen, request.filter, request.rules), [])
-                group.append((job, request._replace(beam_size=beam)))
+                key = beam, search, request.exclude_seen, request.filter, request.rules
+                groups.setdefault(key, []).append((job, request._replace(beam_size=beam, search=search)))
         for group in groups.values():
             self._answer_group(searcher, group)
+
+    def _requested_search(self, request: RecommendRequest) -> str:
+        search = resolve_search(request.search, request.beam_size)
+        return self.search if search == AUTO else search
 
     def _requested_beam(self, request: RecommendRequest) -> BeamSize:
         if request.beam_size is None:
@@ -222,10 +234,10 @@ class Engine:
         self._seconds_per_row += SMOOTHING * (seconds / rows - self._seconds_per_row)
         if self._on_batch is not None:
             self._on_batch(rows, seconds)
-        for (job, _), response in zip(group, responses, strict=True):
+        for (job, request), response in zip(group, responses, strict=True):
             assert job.request is not None
             requested = self._requested_beam(job.request)
-            response.narrowed_from = None if requested == response.beam_size else requested
+            response.narrowed_from = None if request.beam_size in (None, requested) else requested
             response.queue_seconds, response.search_seconds = start - job.submitted, seconds
             response.batch_size = rows
             job.future.set_result(response)

@@ -13,6 +13,7 @@ from beamtree.beam import default_beam_size
 from beamtree.errors import short_message
 from beamtree.live import LiveModel
 from beamtree.query import RecommendRequest
+from beamtree.search_choice import AUTO, BEAM, batches
 from beamtree.serve.engine.engine import Engine
 from beamtree.serve.engine.served_run import LoadedRun, OpenRun, run_state
 
@@ -54,7 +55,7 @@ class ModelSlot:
     def _load(self, run: Path, name: str | None) -> LoadedRun:
         try:
             loaded = self._open(run)
-            smoke_test(loaded, self._engine.beam_size)
+            smoke_test(loaded, self._engine.beam_size, self._engine.search)
         except Exception as error:  # whatever is wrong with it, the old one stays
             message = short_message(error)
             self.report(Reload(run.name, message, time.time()))
@@ -88,8 +89,11 @@ class ModelSlot:
         self._pool.shutdown(wait=True)
 
 
-def smoke_test(run: LoadedRun, beam_size: int) -> None:
-    """Raise a ValueError where a model does not answer a history of one item and an empty one."""
+def smoke_test(run: LoadedRun, beam_size: int, search: str = BEAM) -> None:
+    """Raise a ValueError where a model does not answer a history of one item and an empty one.
+
+    Where `search` is auto, searches are timed, so that the first requests need not wait for that.
+    """
     searcher = run.searcher()
     if len(searcher.ids) == 0:
         raise ValueError("the model has no items")
@@ -98,6 +102,8 @@ def smoke_test(run: LoadedRun, beam_size: int) -> None:
     response = searcher.recommend(request)
     if response.short or not all(math.isfinite(score) for result in response.results for score in result.scores):
         raise ValueError("the model gives no valid scores for a first history")
+    for users in batches(searcher.model) if search == AUTO else ():
+        searcher.answer([RecommendRequest([[searcher.ids.name(0)]] * users, m=m)])
 
 
 class RunWatcher:

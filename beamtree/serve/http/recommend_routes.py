@@ -116,6 +116,7 @@ def parse_request(body: RecommendBody | ExplainBody) -> RecommendRequest:
         None if users is None else [as_id(user) for user in users],
         m=body.m,
         beam_size=tuple(body.beam_size) if isinstance(body.beam_size, list) else body.beam_size,
+        search=body.search,
         exclude_seen=body.exclude_seen,
         filter=make_filter(body.allowed, body.exclude or None, body.category, body.where),
         rules=rules,

@@ -1,6 +1,6 @@
 """Schemas of the JSON bodies of requests and responses."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
@@ -69,6 +69,10 @@ class SearchBody(RequestBody):
     m: Size = Field(default=10, description="Number of items; fewer are returned only where fewer are available.")
     beam_size: Size | list[Size] | None = Field(
         default=None, description="k, or one width per level; the service's default unless given. At least m."
+    )
+    search: Literal["auto", "beam", "scan"] = Field(
+        default="auto",
+        description="beam; scan, which scores every item; auto: a beam with a beam_size, else what the service takes.",
     )
     exclude_seen: StrictBool = Field(default=False, description="Whether to leave out the items of the history.")
     allowed: list[Id] | None = Field(default=None, description="Ids that may be recommended; all unless given.")

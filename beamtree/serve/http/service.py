@@ -9,9 +9,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
+from beamtree.beam import DEFAULT_BEAM_SIZE
 from beamtree.diagnose.explore import describe_model
 from beamtree.live import Journal, LiveModel
 from beamtree.query import Filter, RecommendRequest, RecommendResponse, Searcher
+from beamtree.search_choice import SCAN, resolve_search
 from beamtree.serve.engine.engine import BusyError, DeadlineError, Engine, EngineOptions, Job, StoppedError
 from beamtree.serve.engine.follower import Follower
 from beamtree.serve.engine.loop_future import LoopFuture, LoopResults
@@ -63,7 +65,8 @@ class Service:
         self._results: LoopResults | None = None
         self.journal, self.follower = journal, follower
         loaded, options = open_run(first or run) if follower is None else follower.open(), options or EngineOptions()
-        smoke_test(loaded, options.beam_size)
+        search = resolve_search(options.search, options.beam_size)
+        smoke_test(loaded, options.beam_size or DEFAULT_BEAM_SIZE, search)
         self.engine = Engine(loaded, options, self.metrics.count_batch)
         self.slot = ModelSlot(self.engine, open_run, self.metrics.count_reload)
         self.metrics.loaded.set(loaded.since)
@@ -132,6 +135,7 @@ class Service:
             "posted": loaded.run is not None and loaded.run.absolute() != self.run.absolute(),
             "method": loaded.settings.get("method"),
             "beam_size": self.engine.beam_size,
+            "search": self.engine.search,
             "tuned": loaded.tuned_beam,
             "changes": loaded.live.version,
             "since": loaded.since,
@@ -162,6 +166,8 @@ class Service:
     def check_limits(self, request: RecommendRequest) -> None:
         """Raise a 422 where the request or its beam is too large, or the beam too narrow for m."""
         m, beam, limits, filter = request.m, request.beam_size, self.limits, request.filter or Filter()
+        if request.search == SCAN and beam is not None:
+            raise ApiError(422, "a scan scores every item and has no beam", "leave out beam_size")
         check_limit("users", 0 if request.users is None else len(request.users), limits.histories, "users")
         check_limit("histories", len(request.histories), limits.histories, "histories")
         check_limit("history", max(map(len, request.histories), default=0), limits.history, "ids")
