@@ -299,14 +299,17 @@ def test_inner_nodes_are_fitted_to_users_with_times(model, data):
     assert not torch.allclose(users, others)
 
 
-def test_settings_follow_the_clock(data, tmp_path):
+def test_settings_follow_the_clock_and_how_dense_a_log_is(data, tmp_path):
     prepare(walks(60, 61, 16), tmp_path / "order")
-    order = bt.load_data(tmp_path / "order")
+    prepare(walks(400, 15, 16), tmp_path / "dense")
+    order, dense = (bt.load_data(tmp_path / name) for name in ("order", "dense"))
     for device in ("cpu", "cuda"):
-        with_clock, without = (sequence_settings(each, device) for each in (data, order))
+        with_clock, without, many = (sequence_settings(each, device) for each in (data, order, dense))
         assert with_clock.clock
         assert with_clock.layers == (4 if device == "cuda" else 2)  # the log is dense
         assert with_clock.length == (LENGTH if device == "cuda" else HISTORY)  # minutes of a CPU are few
         assert not without.clock
         assert without.layers == 2
         assert without.length == HISTORY
+        assert not many.clock
+        assert (many.layers, many.length) == ((4, LENGTH) if device == "cuda" else (2, HISTORY))
