@@ -2,14 +2,16 @@
 
 import random
 import shutil
+from functools import partial
 
 import oracle
 import polars as pl
 import pytest
+from serving import make_service, open_shop, serving
 
 import beamtree as bt
 from beamtree.data.times import DAY
-from beamtree.live import renew
+from beamtree.live import Journal, renew
 from beamtree.live.events import Event, events_entry
 
 START = 1_704_067_200  # 2024-01-01
@@ -94,6 +96,29 @@ def test_it_is_found_after_saving_and_loading(shop, tmp_path):
     again = bt.Recommender.load(tmp_path / "run")
     assert found(again, "tent") == 12
     assert firsts(again) == firsts(shop)
+
+
+def test_a_service_that_hears_of_the_sales_finds_it_and_so_does_the_next_one(fitted, tmp_path):
+    """The second service starts with what the first one wrote down."""
+
+    def finds(client):
+        asked = [{"history": [f"group {user}.0", f"group {user}.1"], "m": 5} for user in range(12)]
+        replies = [client.post("/v1/recommend", json=request).json() for request in asked]
+        return sum("tent" in reply["results"][0]["items"] for reply in replies)
+
+    for start in range(2):
+        journal = Journal(tmp_path / "changes")
+        service = make_service(fitted, partial(open_shop, journal=journal))
+        with serving(service) as client:
+            if not start:
+                client.put("/v1/items/tent", json={"like": ["group 0.0"]}).raise_for_status()
+                assert finds(client) <= 1
+                sales = [(f"early {sale}", END + 9 * HOUR + sale * 300) for sale in range(40)]
+                events = [{"user": user, "items": ["tent"], "time": at} for user, at in sales]
+                client.post("/v1/events", json={"events": events}).raise_for_status()
+            assert finds(client) == 12
+        service.close()
+        journal.close()
 
 
 def test_sales_of_an_item_count_when_it_is_added(shop):
