@@ -84,6 +84,7 @@ def test_the_readme_runs_and_prints_what_it_shows(workspace):
     assert_same_output("".join(printed), "".join(blocks(page, "text")))
 
 
+@pytest.mark.extended
 def test_the_quickstart_runs_on_a_file_of_the_same_form(workspace, tmp_path, monkeypatch):
     draw = random.Random(0)
     movies = {1: "Toy Story (1995)", 3114: "Toy Story 2 (1999)", 260: "Star Wars: Episode IV - A New Hope (1977)"}
