@@ -7,7 +7,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
-from torch.nn.functional import log_softmax, logsigmoid, pad
+from torch.nn.functional import log_softmax, logsigmoid
 
 from beamtree import kernels
 from beamtree.errors import positive_int
@@ -16,9 +16,8 @@ from beamtree.kernels.cuda_graphs import WARMUP_RUNS, CudaGraphCache
 from beamtree.kernels.search_cpu import PreparedParts, prepare_parts, search_parts
 from beamtree.kernels.threads import one_thread, parallel_map
 from beamtree.mask import NodeMask
-from beamtree.metrics import hits
 from beamtree.model import ModelState, Query, State, TreeModel
-from beamtree.scan import scan
+from beamtree.scan import best_items, scan, scan_by_definition
 from beamtree.search_choice import AUTO, BEAM, SCAN, choose, resolve_search
 from beamtree.tree import PAD, Tree
 
@@ -197,7 +196,7 @@ def retrieve(
     """
     search, m = resolve_search(search, beam_size), positive_int("m", m)
     sizes = widths(model, default_beam_size(m) if beam_size is None else beam_size, m)
-    _check_users(model, x)
+    _check_users(model, x, exclude)
     return _retrieve(model, x, sizes, m, allowed, exclude, search)
 
 
@@ -220,9 +219,7 @@ def _retrieve(
         return torch.cat([items for items, _ in found]), torch.cat([scores for _, scores in found])
     mask = model.tree.mask_of(allowed)
     if mask.is_empty or not x.shape[0]:
-        no_items = torch.full((len(x), m), PAD, device=x.device)
-        return no_items, no_items.float().fill_(-torch.inf)
-
+        return _no_items(x, m)
     if search == AUTO:
         search = _choose(model, x, mask, sizes, m)
 
@@ -326,7 +323,7 @@ def walk_to_items(
     """The m best items of the last beam of `walk` and their scores [B, m], PAD and -inf where there are fewer."""
     *_, last = walk(model.query(x), sizes, mask=mask, excluded=excluded, skip_full_levels=True)
     items = model.tree.item_of_leaf(last.beam).expand_as(last.scores)
-    return _best(items, last.scores, m)
+    return best_items(items, last.scores.masked_fill(items == PAD, -torch.inf), m)  # empty slots, where admitted
 
 
 def _log_prob(model: TreeModel, scores: Tensor) -> Tensor:
@@ -349,15 +346,18 @@ def _graphs_of(model: TreeModel) -> CudaGraphCache:
     return cached[1]
 
 
-def _check_users(model: TreeModel, x: Tensor) -> None:
-    """Raise a ValueError where x are not users that the model can score."""
+def _check_users(model: TreeModel, x: Tensor, exclude: Tensor | None = None) -> None:
+    """Raise a ValueError where x are not users that the model can score, or other items are excluded than it has."""
     if not isinstance(x, Tensor):
         raise ValueError(f"x is a {type(x).__name__}: give a tensor of item numbers, or ids to a Recommender")
     model.scorer.check(x)
     if model.scorer.reads_items and x.device.type == "cpu":  # on a GPU this would wait
         model.tree.check_items(model.scorer.histories(x))
+    if exclude is not None and exclude.device.type == "cpu":
+        model.tree.check_items(exclude)
 
 
+@torch.no_grad()
 def brute_force(
     model: TreeModel,
     x: Tensor,
@@ -377,24 +377,16 @@ def brute_force(
         exclude: items to exclude for each user [B, E], PAD where fewer.
         leaves_at_once: leaves that are scored together.
     """
-    _check_users(model, x)
+    _check_users(model, x, exclude)
     m, mask = positive_int("m", m), model.tree.mask_of(allowed)
-    query = model.query(x)
-    items = torch.empty(len(x), 0, dtype=torch.int64, device=x.device)
-    scores = torch.empty(len(x), 0, device=x.device)
-    for leaves in mask.nodes(model.tree.height).split(leaves_at_once):
-        more = query.log_prob(model.tree.height, leaves.unsqueeze(0))
-        items = torch.cat([items, model.tree.item_of_leaf(leaves).expand(len(x), -1)], dim=1)
-        items, scores = _best(items, torch.cat([scores, more], dim=1), m, exclude)
-    return items, scores
+    if mask.is_empty or not x.shape[0]:
+        return _no_items(x, m)
+    hidden = None if exclude is None or not exclude.shape[1] else model.tree.leaf_of_item(exclude)
+    items, scores = scan_by_definition(model, x, mask, hidden, m, leaves_at_once)
+    return items, _log_prob(model, scores)
 
 
-def _best(items: Tensor, scores: Tensor, m: int, exclude: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """The m items [B, m] with the highest scores, PAD where there are fewer."""
-    scores = scores.masked_fill(items == PAD, -torch.inf)  # empty slots, where they were admitted
-    if exclude is not None and exclude.shape[1]:
-        scores = scores.masked_fill(hits(items, exclude), -torch.inf)
-    best = scores.topk(min(m, scores.shape[1]))
-    items = items.gather(1, best.indices).masked_fill(best.values == -torch.inf, PAD)
-    missing = m - items.shape[1]
-    return pad(items, (0, missing), value=PAD), pad(best.values, (0, missing), value=-torch.inf)
+def _no_items(x: Tensor, m: int) -> tuple[Tensor, Tensor]:
+    """What is found where nothing is allowed."""
+    items = torch.full((len(x), m), PAD, device=x.device)
+    return items, items.float().fill_(-torch.inf)

@@ -2,7 +2,7 @@
 
 Where the scores of parts are products, numbers of nodes or those of a few named items, a scan is one product and a few
 additions: a kernel on a GPU, a compiled function on a CPU. `retrieve` chooses it where it is faster than a beam. Any
-other scorer is scanned by its definition, some leaves at a time, which is what `beam.brute_force` does.
+other scorer is scanned by its definition, some leaves at a time, and by `beam.brute_force` every scorer is.
 """
 
 from collections.abc import Callable
@@ -66,7 +66,7 @@ def scan(
         return search_cpu.scan(tree, mask, compiled, model.scorer.histories(x), hidden, m, leaves)
     parts = None if few and mask.num_leaves <= LEAVES_AT_ONCE else covered_parts(model)
     if parts is None:
-        return _scan_by_definition(model, x, mask, hidden, m)
+        return scan_by_definition(model, x, mask, hidden, m)
     at_once = max(1, MAX_SCORES // mask.num_slots)
     users = x.split(at_once)
     of_users = [None] * len(users) if hidden is None else hidden.split(at_once)
@@ -75,15 +75,20 @@ def scan(
     return (items[0], scores[0]) if len(found) == 1 else (torch.cat(items), torch.cat(scores))
 
 
-def _scan_by_definition(
-    model: TreeModel, x: Tensor, mask: NodeMask, hidden: Tensor | None, m: int
+def scan_by_definition(
+    model: TreeModel,
+    x: Tensor,
+    mask: NodeMask,
+    hidden: Tensor | None,
+    m: int,
+    leaves_at_once: int = LEAVES_AT_ONCE,
 ) -> tuple[Tensor, Tensor]:
-    """Every leaf that may be entered, some at a time."""
+    """The same with any scorer: every leaf that may be entered is scored, some at a time."""
     tree, query = model.tree, model.query(x)
     hidden = None if hidden is None else hidden.sort(dim=1).values
     items = torch.empty(len(x), 0, dtype=torch.int64, device=x.device)
     scores = torch.empty(len(x), 0, device=x.device)
-    for leaves in mask.nodes(tree.height).split(LEAVES_AT_ONCE):
+    for leaves in mask.nodes(tree.height).split(leaves_at_once):
         nodes = leaves.unsqueeze(0)
         more = query.log_prob(tree.height, nodes) if model.chained else query.logits(tree.height, nodes)
         shown = tree.item_of_leaf(leaves)
@@ -93,9 +98,14 @@ def _scan_by_definition(
             more = more.masked_fill(hidden.gather(1, place) == nodes, -torch.inf)
         items = torch.cat([items, shown.expand(len(x), -1)], dim=1)
         scores = torch.cat([scores, more], dim=1)
-        best = scores.topk(min(m, scores.shape[1]))
-        items, scores = items.gather(1, best.indices), best.values
-    return _filled(items, scores, m)
+        items, scores = best_items(items, scores, m)
+    return items, scores
+
+
+def best_items(items: Tensor, scores: Tensor, m: int) -> tuple[Tensor, Tensor]:
+    """The m items [B, m] with the highest scores, best first, PAD and -inf where there are fewer."""
+    best = scores.topk(min(m, scores.shape[1]))
+    return _filled(items.gather(1, best.indices), best.values, m)
 
 
 def _filled(items: Tensor, scores: Tensor, m: int) -> tuple[Tensor, Tensor]:

@@ -90,7 +90,8 @@ def known_times(model: TreeModel, users: int) -> SearchTimes | None:
 
 def _key(model: TreeModel, users: int) -> tuple[object, ...]:
     """What times depend on: as long as it is the same, a model keeps them when items or events come."""
-    return model.tree.device.type, _batch(model, users), model.tree.height
+    kinds = frozenset(map(type, model.scorer.scorers().values()))
+    return model.tree.device.type, _batch(model, users), model.tree.height, kinds
 
 
 def _batch(model: TreeModel, users: int) -> int:

@@ -166,6 +166,7 @@ def test_a_body_that_is_no_object_is_said_to_be_none(client, label_client, conte
         ({"history": 1, "m": 0, "k": 3}, "m: this number is too small (and 2 more)", "from 1 to 1000"),
         ({"rules": {"boosts": [{}]}}, "rules.boosts[0].factor: this field is missing", "add factor: a number"),
         ({"rules": {"pins": {"1": []}}}, "rules.pins.1: this is a list, not text or", "give text of at most 500 char"),
+        ({"history": ["i1"], "search": "x"}, "search: this is none of the choices", "give auto, beam or scan"),
         ({"history": ["i1"], "context": {"a": []}}, "context.a: this is a list", "or a number, or true or false"),
     ],
 )

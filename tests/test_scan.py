@@ -3,7 +3,7 @@
 import pytest
 import torch
 from conftest import cases
-from filtered_search import as_tensors, draw_model, filters
+from filtered_search import as_tensors, check_search, draw_model, filters
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_parts import check_equal, random_scorers, random_tree
@@ -63,12 +63,15 @@ def test_a_scan_finds_what_brute_force_finds(data, arity, items, seed):
 def test_any_scorer_is_scanned(case, data):
     """Also one whose score is a product down the path."""
     model, x = draw_model(data, case), FixedScorer.every(len(case.logits))
-    words = as_tensors(*data.draw(filters(case)))
-    m = data.draw(st.integers(1, 40))
-    items, scores = retrieve(model, x, m=m, search="scan", **words)
-    expected = brute_force(model, x, m=m, **words)
-    assert torch.equal(items, expected[0])
-    torch.testing.assert_close(scores, expected[1], check_dtype=False)
+    allowed, excluded = data.draw(filters(case))
+    m, words = data.draw(st.integers(1, 40)), as_tensors(allowed, excluded)
+    every = list(beam.widths(model, len(case.slots)))  # a beam that keeps all leaves
+    for found in (
+        retrieve(model, x, m=m, search="scan", **words),
+        brute_force(model, x, m=m, leaves_at_once=5, **words),
+    ):
+        assert found[0].shape == (len(x), m)
+        check_search(case, model, found, every, m, allowed, excluded)
 
 
 @pytest.mark.parametrize("items", [3_000, 5_000])
@@ -101,6 +104,37 @@ def test_as_many_items_as_are_allowed_come_back():
     assert (retrieve(model, x, m=5, allowed=few[:0], search="scan")[0] == PAD).all()
     assert retrieve(model, x[:0], m=5, search="scan")[0].shape == (0, 5)
     assert (retrieve(model, x, m=4_000, search="scan")[0] != PAD).sum(1).tolist() == [model.tree.num_visible] * 4
+
+
+def test_an_item_without_a_number_for_a_score_is_not_shown_by_a_compiled_scan():
+    """Nor does it keep others from being shown. What is on disk has none: see `check_finite`."""
+    model = make_model(torch.Generator().manual_seed(1), 3_000)
+    x = torch.tensor([[3, 5, 9], [7, 8, 1]])
+    expected, scores = retrieve(model, x, m=12, exclude=x, search="scan")
+    model.scorer.part("factors").table.weight[model.tree.leaf_of_item(expected[:, 0])] = torch.nan
+    items, found = retrieve(model, x, m=8, exclude=x, search="scan")
+    for row in range(2):
+        kept = [item for item in expected[row].tolist() if item not in expected[:, 0]]
+        assert items[row].tolist() == kept[:8]
+        assert set(found[row].tolist()) <= set(scores[row].tolist())
+
+
+def test_nothing_is_found_where_nothing_is_allowed():
+    tree = bt.Tree(range(8))
+    for scorer in (DeepScorer(tree.num_nodes), RepeatScorer()):
+        model, none = TreeModel(tree, scorer), torch.arange(0)
+        for find in (brute_force, retrieve):
+            items, scores = find(model, torch.tensor([[3], [5]]), m=2, allowed=none)
+            assert (items.tolist(), scores.tolist()) == ([[PAD, PAD]] * 2, [[-torch.inf] * 2] * 2)
+
+
+@pytest.mark.parametrize("item", [8, -5])
+def test_an_excluded_item_that_the_tree_does_not_have_is_refused(item):
+    """A number below 0 would be counted from the last item."""
+    model, exclude = TreeModel(bt.Tree(range(8)), RepeatScorer()), torch.tensor([[3, item, PAD]])
+    for find in (brute_force, retrieve):
+        with pytest.raises(ValueError, match=f"item {item} is not in the tree, which holds items 0…7"):
+            find(model, torch.tensor([[3]]), m=2, exclude=exclude)
 
 
 def test_several_threads_scan_alike(monkeypatch):

@@ -19,7 +19,7 @@ from beamtree.live import LiveModel
 from beamtree.live.edits import with_items
 from beamtree.live.placement import like_items
 from beamtree.query import Filter, RecommendRequest, Rules, Searcher
-from beamtree.scorers import SumScorer
+from beamtree.scorers import DeepScorer, SumScorer
 from beamtree.search_choice import BEAM, SCAN, SearchTimes, nodes_scored
 from beamtree.serve.engine.served_run import LoadedRun
 
@@ -137,6 +137,19 @@ def test_times_stay_when_items_come(used, monkeypatch):
     changed = with_items(model, {"new": like_items(torch.tensor([1, 2]))})
     retrieve(changed, torch.tensor([[3]]))
     assert used == [SCAN, SCAN]
+
+
+def test_times_are_those_of_the_parts_that_were_timed(used, monkeypatch):
+    """Another kind of part, such as a network, may have no fast scan."""
+    model = closed_form()
+    monkeypatch.setattr(search_choice, "measure", lambda *arguments: times_of(SCAN))
+    retrieve(model, torch.tensor([[3]]))
+    deep = DeepScorer(model.tree.num_nodes)
+    retrieve(model.with_scorer(model.scorer.with_part("deep", deep, 1.0)), torch.tensor([[3]]))
+    assert used == [SCAN, BEAM]
+    retrieve(model.with_scorer(model.scorer.with_parts({})), torch.tensor([[3]]))
+    assert used == [SCAN, BEAM, SCAN]
+    assert len(model.search_times) == 1
 
 
 def test_a_network_is_searched_with_a_beam(used):

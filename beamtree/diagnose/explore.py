@@ -139,7 +139,7 @@ def describe_model(name: str, model: TreeModel) -> Pack:
         "first_level": model.first_level,
         "chained": model.chained,
         "parts": parts_of(model),
-        "search_times": [str(times) for times in model.search_times.values()],
+        "search_times": [str(times) for times in list(model.search_times.values())],  # a search may add one now
     }
 
 

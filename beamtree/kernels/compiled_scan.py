@@ -62,7 +62,7 @@ def scan(first, last, task, sparse):
                 if shares[height] != 0:
                     add_products(rows, users[b], shares[height], nodes, size, values)
             for i in range(size):
-                if values[i] > lowest:
+                if values[i] > lowest:  # which NaN is not: no item with such a score is shown
                     best[kept], best_values[kept] = nodes[i], values[i]
                     kept += 1
             if kept > room - TILE:

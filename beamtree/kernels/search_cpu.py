@@ -370,16 +370,7 @@ def search(
         NONE_HIDDEN if excluded is None else excluded.numpy(),
         tuple(parts), np.empty((count, m), np.int64), np.empty((count, m), np.float32),
     )  # fmt: skip
-    function, arrays = compiling.load("compiled_search").search, tuple(task)
-
-    def run(span: tuple[int, int]) -> None:
-        zeros = _borrow(tree.num_nodes)
-        function(*span, arrays, zeros)
-        with _LOCK:
-            _ZEROS.append(zeros)
-
-    in_spans(run, count)
-    return torch.from_numpy(task.found), torch.from_numpy(task.scores)
+    return _run(compiling.load("compiled_search").search, task, tree.num_nodes)
 
 
 def scan(
@@ -400,15 +391,20 @@ def scan(
         NONE_HIDDEN if hidden is None else hidden.contiguous().numpy(),
         tuple(parts), np.empty((count, m), np.int64), np.empty((count, m), np.float32),
     )  # fmt: skip
-    function, arrays = compiling.load("compiled_scan").scan, tuple(task)
+    return _run(compiling.load("compiled_scan").scan, task, tree.num_nodes)
+
+
+def _run(function: Callable[..., None], task: SearchInput | ScanInput, num_nodes: int) -> tuple[Tensor, Tensor]:
+    """Call a compiled function for all users, some in each thread; returns what it found."""
+    arrays = tuple(task)
 
     def run(span: tuple[int, int]) -> None:
-        zeros = _borrow(tree.num_nodes)
+        zeros = _borrow(num_nodes)
         function(*span, arrays, zeros)
         with _LOCK:
             _ZEROS.append(zeros)
 
-    in_spans(run, count)
+    in_spans(run, len(task.found))
     return torch.from_numpy(task.found), torch.from_numpy(task.scores)
 
 

@@ -30,6 +30,7 @@ GIVEN = {
 FAULTS = {  # by the type of an error of pydantic
     "greater_than_equal": "this number is too small",
     "less_than_equal": "this number is too large",
+    "literal_error": "this is none of the choices",
     "string_too_long": "this text is too long",
     "string_unicode": "this text has half of a character",
     "too_short": "this list is too short",
@@ -141,6 +142,9 @@ def _expected(schemas: list[Schema]) -> str:
 
 
 def _one(schema: Schema) -> str:
+    if "enum" in schema:
+        *others, last = schema["enum"]
+        return f"{', '.join(others)} or {last}"
     words, lowest, highest = KINDS.get(schema.get("type", ""), "a value"), schema.get("minimum"), schema.get("maximum")
     if schema.get("properties"):
         return f"{words} with the fields {', '.join(schema['properties'])}"
