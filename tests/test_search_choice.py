@@ -22,6 +22,7 @@ from beamtree.query import Filter, RecommendRequest, Rules, Searcher
 from beamtree.scorers import DeepScorer, SumScorer
 from beamtree.search_choice import BEAM, SCAN, SearchTimes, nodes_scored
 from beamtree.serve.engine.served_run import LoadedRun
+from beamtree.serve.http.access import Limits
 
 ITEMS = 9_000
 
@@ -233,6 +234,17 @@ def test_a_request_over_http_may_ask_for_a_scan(tmp_path):
             assert client.post("/v1/recommend", json=body | how).status_code == 422
         facts = client.get("/v1/model").json()
         assert (facts["search"], facts["search_times"]) == ("beam", [])  # with a beam size
+
+
+def test_a_scan_one_by_one_of_more_items_than_the_largest_beam_is_refused(tmp_path):
+    """The network of this run is no product: a client could ask it to score millions of items."""
+    service = make_service(save_run(tmp_path / "run"), limits=Limits(beam_size=59))
+    with serving(service) as client:
+        body = {"history": ["i1", "i2"], "m": 4}
+        told = client.post("/v1/recommend", json=body | {"search": "scan"})
+        error = "a scan scores the 60 items of this model one by one, over the limit of 59"
+        assert (told.status_code, told.json()) == (422, {"error": error, "hint": "leave out search"})
+        assert client.post("/v1/recommend", json=body).status_code == 200
 
 
 def serve_closed_form(**options):

@@ -13,6 +13,7 @@ from beamtree.beam import DEFAULT_BEAM_SIZE
 from beamtree.diagnose.explore import describe_model
 from beamtree.live import Journal, LiveModel
 from beamtree.query import Filter, RecommendRequest, RecommendResponse, Searcher
+from beamtree.scan import covered_parts
 from beamtree.search_choice import SCAN, resolve_search
 from beamtree.serve.engine.engine import BusyError, DeadlineError, Engine, EngineOptions, Job, StoppedError
 from beamtree.serve.engine.follower import Follower
@@ -168,6 +169,10 @@ class Service:
         m, beam, limits, filter = request.m, request.beam_size, self.limits, request.filter or Filter()
         if request.search == SCAN and beam is not None:
             raise ApiError(422, "a scan scores every item and has no beam", "leave out beam_size")
+        model = self.loaded.live.model
+        if request.search == SCAN and model.tree.num_items > limits.beam_size and covered_parts(model) is None:
+            items = f"the {model.tree.num_items:,} items of this model one by one"
+            raise ApiError(422, f"a scan scores {items}, over the limit of {limits.beam_size}", "leave out search")
         check_limit("users", 0 if request.users is None else len(request.users), limits.histories, "users")
         check_limit("histories", len(request.histories), limits.histories, "histories")
         check_limit("history", max(map(len, request.histories), default=0), limits.history, "ids")
