@@ -28,6 +28,7 @@ from beamtree.classify import Classifier
 from beamtree.data import gaussian, load_data
 from beamtree.diagnose.inspect import inspect
 from beamtree.evaluate import evaluate
+from beamtree.evaluate import metrics as metrics
 from beamtree.methods import Method, hsm, otm, otm_mixed, plt, tdm
 from beamtree.model import TreeModel
 from beamtree.query import Rules

@@ -17,8 +17,8 @@ from beamtree.kernels.search_cpu import PreparedParts, prepare_parts, search_par
 from beamtree.kernels.threads import one_thread, parallel_map
 from beamtree.mask import NodeMask
 from beamtree.model import ModelState, Query, State, TreeModel
-from beamtree.scan import best_items, scan, scan_by_definition
-from beamtree.search_choice import AUTO, BEAM, SCAN, choose, resolve_search
+from beamtree.search.choice import AUTO, BEAM, SCAN, choose, resolve_search
+from beamtree.search.scan import best_items, scan, scan_by_definition
 from beamtree.tree import PAD, Tree
 
 Expand = Callable[[Tensor, State], State]
@@ -189,7 +189,7 @@ def retrieve(
         allowed: the items that may be returned. Default: all. For many searches make `model.tree.allow(items)` once.
         exclude: items to exclude for each user [B, E], PAD where fewer.
         search: beam; scan, which scores every allowed item; or auto: a beam where a `beam_size` is given, else the
-            faster one, see `beamtree.search_choice`.
+            faster one, see `beamtree.search.choice`.
 
     The beam enters only nodes with an allowed item below, so a user gets m items if m are left. Otherwise the row ends
     in PAD and -inf.

@@ -48,7 +48,7 @@ class TreeModel(nn.Module):
         self.ids = ids
         self.popularity: Tensor | None = None  # events of each item in training [M]
         self.trained_on_beams = False
-        self.search_times: dict[Any, Any] = {}  # of a beam and of a scan: see `beamtree.search_choice`
+        self.search_times: dict[Any, Any] = {}  # of a beam and of a scan: see `beamtree.search.choice`
 
     def __repr__(self) -> str:
         scorer, levels = type(self.scorer).__name__, f"levels {self.first_level} to {self.tree.height}"

@@ -23,6 +23,7 @@ from beamtree.data.inputs import NO_TIME
 from beamtree.data.prepared import DESCRIPTION
 from beamtree.errors import check_device, positive_int, requires
 from beamtree.evaluate import Evaluation, all_cuts, evaluate, warnings_about
+from beamtree.evaluate.metrics import Metric
 from beamtree.files.atomic import edit_folder, is_replaceable
 from beamtree.files.staging import remove
 from beamtree.ingest.columns import Kinds, LogColumns, Target
@@ -45,7 +46,6 @@ from beamtree.live.saved import load_changes, read_items, read_vectors, save_cha
 from beamtree.live.update import update_model
 from beamtree.live.users import Users
 from beamtree.methods import Method
-from beamtree.metrics import Metric
 from beamtree.model import TreeModel
 from beamtree.parts import Part
 from beamtree.parts.content import ContentPart, features_weight, with_content
@@ -72,7 +72,7 @@ from beamtree.query.request import Names
 from beamtree.query.response import column_types
 from beamtree.query.scores import item_vectors, score_columns, user_vectors
 from beamtree.scorers import Scorer
-from beamtree.search_choice import AUTO
+from beamtree.search.choice import AUTO
 from beamtree.storage.models import load_model
 from beamtree.storage.runs import (
     DATA,

@@ -10,8 +10,8 @@ import beamtree as bt
 from beamtree.closed_form.calibration import calibrate, logistic
 from beamtree.closed_form.part_weights import Candidates, choose_weights, weigh_parts
 from beamtree.closed_form.ridge import PENALTIES
+from beamtree.evaluate.metrics import hits
 from beamtree.kernels import plain_operations
-from beamtree.metrics import hits
 from beamtree.parts import PARTS, closed_form
 from beamtree.parts.closed_form import ClosedForm
 from beamtree.parts.memory import FIRST_CUTS, USER_POWER, cooccurring_items, later_items, num_partners

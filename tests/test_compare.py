@@ -12,7 +12,7 @@ from command import beamtree
 
 import beamtree as bt
 from beamtree.cli.compare import DEFAULT_ROWS
-from beamtree.metrics import few_users
+from beamtree.evaluate.metrics import few_users
 from beamtree.research.compare import ROWS, Experiment, Result, compare, markdown, records, table
 from beamtree.research.compare.experiment import read_seconds, timed
 from beamtree.research.compare.report import COSTS, by_setting, load_result, save_result, score_grid, split_settings

@@ -10,7 +10,7 @@ from beamtree import PAD
 from beamtree.data import BeforeAfter, Events
 from beamtree.diagnose.inspect import INTERVAL
 from beamtree.evaluate import Evaluation, Score, leaving_out, measure
-from beamtree.metrics import METRICS, bootstrap, hits, num_relevant, paired_p
+from beamtree.evaluate.metrics import METRICS, bootstrap, hits, num_relevant, paired_p
 from beamtree.research import plots
 from beamtree.research.compare import Result
 from beamtree.research.paper.cells import STUDENT, Cell, cell, half_interval

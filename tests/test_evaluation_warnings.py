@@ -11,7 +11,7 @@ from command import beamtree
 from sample_logs import cyclic_log
 
 import beamtree as bt
-from beamtree.metrics import few_users
+from beamtree.evaluate.metrics import few_users
 
 
 @pytest.fixture(scope="module")

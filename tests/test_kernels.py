@@ -12,7 +12,7 @@ if not ON_GPU:
 pytest.importorskip("triton")
 
 import beamtree as bt  # noqa: E402
-from beamtree import beam, kernels, scan  # noqa: E402
+from beamtree import beam, kernels  # noqa: E402
 from beamtree.kernels.best_child_gpu import pass_up  # noqa: E402
 from beamtree.kernels.deep_gpu import Layers, score, score_backward  # noqa: E402
 from beamtree.kernels.dots import dots  # noqa: E402
@@ -20,9 +20,10 @@ from beamtree.kernels.maxima import maxima  # noqa: E402
 from beamtree.kernels.scan_gpu import add_tables  # noqa: E402
 from beamtree.kernels.select import select  # noqa: E402
 from beamtree.kernels.sparse_adam_gpu import adam  # noqa: E402
-from beamtree.scan import Table  # noqa: E402
 from beamtree.scorers import PopularityScorer, SumScorer  # noqa: E402
 from beamtree.scorers.subtree_max import SubtreeMax  # noqa: E402
+from beamtree.search import scan  # noqa: E402
+from beamtree.search.scan import Table  # noqa: E402
 
 DEVICE = "cuda" if ON_GPU else "cpu"
 

@@ -14,7 +14,7 @@ from beamtree import PAD
 from beamtree.data import BeforeAfter, Events
 from beamtree.evaluate import measure
 from beamtree.evaluate.beyond_accuracy import LIST_METRICS, ItemFacts
-from beamtree.metrics import recall, weighted_hits
+from beamtree.evaluate.metrics import recall, weighted_hits
 
 ITEMS = 12
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 import beamtree as bt
 from beamtree import PAD
-from beamtree.metrics import hits, mrr, num_relevant, precision_recall_f
+from beamtree.evaluate.metrics import hits, mrr, num_relevant, precision_recall_f
 
 
 @given(st.data())

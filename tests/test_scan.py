@@ -10,9 +10,9 @@ from random_parts import check_equal, random_scorers, random_tree
 
 import beamtree as bt
 from beamtree import PAD, TreeModel, beam, brute_force, retrieve
-from beamtree import scan as scan_module
-from beamtree.scan import covered_parts, group_size
 from beamtree.scorers import DeepScorer, FixedScorer, RepeatScorer, SumScorer
+from beamtree.search import scan as scan_module
+from beamtree.search.scan import covered_parts, group_size
 
 PARTS = ("factors", "memory", "repeats", "sequence", "context")
 

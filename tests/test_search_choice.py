@@ -10,7 +10,7 @@ from random_parts import random_scorers, random_tree
 from serving import SteadyLoad, make_engine, make_model, make_service, save_run, serving, submit
 
 import beamtree as bt
-from beamtree import TreeModel, beam, search_choice
+from beamtree import TreeModel, beam
 from beamtree.beam import retrieve, walk
 from beamtree.cli.options import parse_search
 from beamtree.data import Ids
@@ -20,7 +20,8 @@ from beamtree.live.edits import with_items
 from beamtree.live.placement import like_items
 from beamtree.query import Filter, RecommendRequest, Rules, Searcher
 from beamtree.scorers import DeepScorer, SumScorer
-from beamtree.search_choice import BEAM, SCAN, SearchTimes, nodes_scored
+from beamtree.search import choice
+from beamtree.search.choice import BEAM, SCAN, SearchTimes, nodes_scored
 from beamtree.serve.engine.served_run import LoadedRun
 from beamtree.serve.http.access import Limits
 
@@ -57,7 +58,7 @@ def used(monkeypatch):
     plain_scan, plain_beam = beam.scan, beam.search_cpu.search
     monkeypatch.setattr(beam, "scan", scan)
     monkeypatch.setattr(beam.search_cpu, "search", run_beam)
-    monkeypatch.setattr(search_choice, "measure", refuse)
+    monkeypatch.setattr(choice, "measure", refuse)
     return made
 
 
@@ -103,13 +104,13 @@ def test_the_nodes_that_a_beam_scores_are_counted(k):
 @pytest.mark.parametrize("chosen", [BEAM, SCAN])
 def test_the_faster_one_is_taken_and_said_once(used, monkeypatch, caplog, chosen):
     model, timed = closed_form(), []
-    monkeypatch.setitem(search_choice.BATCHES, "cpu", (1, 8))
+    monkeypatch.setitem(choice.BATCHES, "cpu", (1, 8))
 
     def measure(model, x, sizes, run):
         timed.append(len(x))
         return times_of(chosen, len(x))
 
-    monkeypatch.setattr(search_choice, "measure", measure)
+    monkeypatch.setattr(choice, "measure", measure)
     with caplog.at_level(logging.INFO, logger="beamtree"):
         for users in (1, 3, 9, 1, 20):
             retrieve(model, torch.full((users, 2), 5))
@@ -132,9 +133,9 @@ def test_both_are_timed_in_a_fraction_of_a_second():
 
 def test_times_stay_when_items_come(used, monkeypatch):
     model = closed_form()
-    monkeypatch.setattr(search_choice, "measure", lambda *arguments: times_of(SCAN))
+    monkeypatch.setattr(choice, "measure", lambda *arguments: times_of(SCAN))
     retrieve(model, torch.tensor([[3]]))
-    monkeypatch.setattr(search_choice, "measure", None)
+    monkeypatch.setattr(choice, "measure", None)
     changed = with_items(model, {"new": like_items(torch.tensor([1, 2]))})
     retrieve(changed, torch.tensor([[3]]))
     assert used == [SCAN, SCAN]
@@ -143,7 +144,7 @@ def test_times_stay_when_items_come(used, monkeypatch):
 def test_times_are_those_of_the_parts_that_were_timed(used, monkeypatch):
     """Another kind of part, such as a network, may have no fast scan."""
     model = closed_form()
-    monkeypatch.setattr(search_choice, "measure", lambda *arguments: times_of(SCAN))
+    monkeypatch.setattr(choice, "measure", lambda *arguments: times_of(SCAN))
     retrieve(model, torch.tensor([[3]]))
     deep = DeepScorer(model.tree.num_nodes)
     retrieve(model.with_scorer(model.scorer.with_part("deep", deep, 1.0)), torch.tensor([[3]]))
@@ -249,7 +250,7 @@ def test_a_scan_one_by_one_of_more_items_than_the_largest_beam_is_refused(tmp_pa
 
 def serve_closed_form(**options):
     model = closed_form()
-    model.search_times[search_choice._key(model, 1)] = times_of(SCAN)
+    model.search_times[choice._key(model, 1)] = times_of(SCAN)
     run = LoadedRun(LiveModel(model, catalogue=Catalogue(model.ids)), "shop", "abc")
     return make_engine(run, **options)
 

@@ -7,8 +7,8 @@ import torch
 from sample_logs import cyclic_log, walks
 
 import beamtree as bt
+from beamtree.evaluate.metrics import hits, num_relevant
 from beamtree.ingest.prepare import prepare
-from beamtree.metrics import hits, num_relevant
 from beamtree.parts import sequence
 from beamtree.parts.sequence import SEQUENCE, SequencePart, recall_alone
 from beamtree.scorers import SequenceScorer, with_inputs

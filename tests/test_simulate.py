@@ -7,10 +7,10 @@ import torch
 from command import beamtree
 
 from beamtree.data import BeforeAfter, Events
+from beamtree.evaluate.metrics import precision_recall_f
 from beamtree.files.staging import NEW, OLD
 from beamtree.ingest import simulate as module
 from beamtree.ingest.simulate import item_names, items_file, simulate
-from beamtree.metrics import precision_recall_f
 from beamtree.research.baselines import build
 
 USERS, ITEMS, EVENTS = 20_000, 10_000, 400_000

@@ -7,8 +7,8 @@ import torch
 
 import beamtree as bt
 from beamtree.closed_form.part_weights import Candidates
+from beamtree.evaluate.metrics import hits
 from beamtree.ingest.user_events import read_users
-from beamtree.metrics import hits
 from beamtree.scorers import PopularityScorer
 from beamtree.train.recipes import parts_report
 

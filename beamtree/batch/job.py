@@ -15,7 +15,7 @@ from beamtree.model import TreeModel
 from beamtree.query import Recommendation, RecommendRequest, Searcher
 from beamtree.query.search import UserHistories, no_users
 from beamtree.query.times import Now
-from beamtree.search_choice import AUTO
+from beamtree.search.choice import AUTO
 from beamtree.storage.runs import ids_of, open_data
 
 MAX_EXAMPLES = 5  # unknown ids that a note shows

@@ -9,7 +9,7 @@ from torch import Tensor
 from beamtree.classify.matrix import Matrix
 from beamtree.errors import lookup
 from beamtree.evaluate import Evaluation, summarise
-from beamtree.metrics import METRICS, num_relevant
+from beamtree.evaluate.metrics import METRICS, num_relevant
 from beamtree.tree import PAD
 
 PROPENSITY = (0.55, 1.5)  # A and B of Jain et al. (2016), as used for most sets

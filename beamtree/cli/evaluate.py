@@ -38,7 +38,7 @@ from beamtree.live.users import Users
 from beamtree.model import TreeModel
 from beamtree.research.baselines import BASELINES, build
 from beamtree.research.compare.report import strength
-from beamtree.search_choice import AUTO
+from beamtree.search.choice import AUTO
 from beamtree.storage.runs import data_folder, ids_of, open_data, open_first, open_model, read_run
 from beamtree.storage.settings import fingerprint
 

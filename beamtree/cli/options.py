@@ -15,11 +15,11 @@ from beamtree.cli.console import note
 from beamtree.data import BeforeAfter, Prepared
 from beamtree.errors import is_number, parse_int
 from beamtree.evaluate import ALL_METRICS
+from beamtree.evaluate.metrics import METRICS
 from beamtree.files.atomic import check_writable
 from beamtree.ingest.columns import FORMATS
-from beamtree.metrics import METRICS
 from beamtree.recommender import Recommender
-from beamtree.search_choice import SCAN, SEARCHES
+from beamtree.search.choice import SCAN, SEARCHES
 from beamtree.storage.tuned import load_tuned_beam
 
 if TYPE_CHECKING:

@@ -33,7 +33,7 @@ from beamtree.query import (
     read_rules,
 )
 from beamtree.query.times import read_time
-from beamtree.search_choice import AUTO
+from beamtree.search.choice import AUTO
 from beamtree.storage.runs import ids_of, open_data, open_model
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from beamtree.cli.console import note
 from beamtree.distributed.group import check_single
 from beamtree.errors import requires
 from beamtree.files.staging import InUseError
-from beamtree.search_choice import AUTO
+from beamtree.search.choice import AUTO
 from beamtree.storage.settings import refuse_classifier
 
 

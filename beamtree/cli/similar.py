@@ -10,7 +10,7 @@ from beamtree.cli.console import note, printable
 from beamtree.cli.retrieve import show_items
 from beamtree.files.atomic import write_json
 from beamtree.query import make_filter, similar_request
-from beamtree.search_choice import AUTO
+from beamtree.search.choice import AUTO
 from beamtree.storage.runs import ids_of, open_model
 
 

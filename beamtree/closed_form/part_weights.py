@@ -11,9 +11,9 @@ from beamtree.beam import retrieve, users_at_once
 from beamtree.closed_form.calibration import calibrate
 from beamtree.data import HISTORY, BeforeAfter, Data
 from beamtree.data.inputs import WHOLE_HISTORY, InputColumns
+from beamtree.evaluate.metrics import default_m, hits
 from beamtree.kernels import sparse
 from beamtree.kernels.threads import parallel_map
-from beamtree.metrics import default_m, hits
 from beamtree.model import TreeModel
 from beamtree.scorers import Scorer, SubtreeMaxScorer, as_sum, with_inputs
 from beamtree.storage.tensors import NotFiniteError

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from beamtree.beam import DEFAULT_BEAM_SIZE, BeamSize, as_text, brute_force, retrieve, walk, widths
 from beamtree.data import Data
-from beamtree.metrics import hits, precision_recall_f
+from beamtree.evaluate.metrics import hits, precision_recall_f
 from beamtree.model import TreeModel
 from beamtree.scorers import TableScorer, with_inputs
 from beamtree.tree import PAD, distinct

@@ -27,7 +27,7 @@ from beamtree.beam import DEFAULT_BEAM_SIZE, retrieve, walk, widths
 from beamtree.data import Data
 from beamtree.data.instances import Instances
 from beamtree.evaluate import evaluate
-from beamtree.metrics import hits
+from beamtree.evaluate.metrics import hits
 from beamtree.model import TreeModel
 from beamtree.scorers import with_inputs
 from beamtree.tree import PAD, distinct

@@ -16,11 +16,11 @@ from beamtree.data.times import in_micros
 from beamtree.data.views import KnownUsers
 from beamtree.errors import lookup, positive_int
 from beamtree.evaluate.beyond_accuracy import LIST_METRICS, ItemFacts, ListMetric, Starts
+from beamtree.evaluate.metrics import METRICS, Metric, bootstrap, few_users, hits, num_relevant, recall, weighted_hits
 from beamtree.evaluate.slices import SEGMENTS
-from beamtree.metrics import METRICS, Metric, bootstrap, few_users, hits, num_relevant, recall, weighted_hits
 from beamtree.model import TreeModel
 from beamtree.scorers import TableScorer, with_inputs
-from beamtree.search_choice import AUTO
+from beamtree.search.choice import AUTO
 from beamtree.tree import PAD
 
 Find = Callable[[Tensor, Tensor], Tensor]  # (users x, items to exclude [B, E]) -> the best items, best first

@@ -5,8 +5,8 @@ from time import time as now
 from typing import Any
 
 from beamtree.data.times import DAY, MICRO, as_date, convert
+from beamtree.evaluate.metrics import few_users
 from beamtree.ingest.columns import KIND, RATING, usual_column
-from beamtree.metrics import few_users
 
 DROPPED = {  # texts for the counts of a report
     "missing_user": "rows without a user",

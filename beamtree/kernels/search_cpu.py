@@ -1,7 +1,7 @@
 """The compiled beam and the compiled scan on a CPU: what the parts of a score give them, and how they are called.
 
 A scorer says in `compiled_part` which of the records below it is; one that says nothing is searched by `beam.walk`. A
-scan on a GPU reads the same records: see `beamtree.scan`.
+scan on a GPU reads the same records: see `beamtree.search.scan`.
 """
 
 from collections.abc import Callable, Iterable, Sequence

@@ -25,6 +25,7 @@ from beamtree.data.csr import entries_of_rows, offsets_of, strongest, sum_duplic
 from beamtree.data.views import OtherUsers
 from beamtree.errors import explain_full_disk, requires, short_message
 from beamtree.evaluate import evaluate, search_function
+from beamtree.evaluate.metrics import bootstrap, default_m, hits
 from beamtree.files.atomic import check_replaceable, edit_folder
 from beamtree.files.staging import (
     copy_linked,
@@ -43,7 +44,6 @@ from beamtree.live.live_model import LiveModel, SavedChanges
 from beamtree.live.placement import NEAREST, Placement
 from beamtree.live.refit import fitted_sections, has_closed_form, on_new_tree, refit_parts, seed_of
 from beamtree.live.saved import load_changes, save_changes
-from beamtree.metrics import bootstrap, default_m, hits
 from beamtree.model import TreeModel
 from beamtree.parts import Part
 from beamtree.parts.deep import DEEP

@@ -20,7 +20,7 @@ from beamtree.data.inputs import HISTORY, WHOLE_HISTORY
 from beamtree.data.times import DAY
 from beamtree.data.views import ORDERED
 from beamtree.evaluate import Find, measure, search_function
-from beamtree.metrics import default_m, hits
+from beamtree.evaluate.metrics import default_m, hits
 from beamtree.model import TreeModel
 from beamtree.parts.base import ClosedFormPart, Fitting
 from beamtree.progress import Stages, log

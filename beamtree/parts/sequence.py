@@ -21,7 +21,7 @@ from beamtree.closed_form.part_weights import CUTS, USERS
 from beamtree.data import HISTORY, BeforeAfter, Data, Events, Prepared
 from beamtree.data.inputs import NO_TIME, WHOLE_HISTORY, Inputs
 from beamtree.data.seeds import epoch_order, mix
-from beamtree.metrics import hits, num_relevant, recall
+from beamtree.evaluate.metrics import hits, num_relevant, recall
 from beamtree.model import TreeModel
 from beamtree.parts.acceptance import Acceptance, Trial
 from beamtree.parts.base import Fitting, Part

@@ -13,7 +13,7 @@ from beamtree.data.ids import as_given, as_id
 from beamtree.query.history import id_list, parse_histories
 from beamtree.query.rules import Rules
 from beamtree.query.times import Now, RequestTime, check_time, read_time
-from beamtree.search_choice import AUTO
+from beamtree.search.choice import AUTO
 
 Names = Sequence[Any] | np.ndarray  # what tells histories apart: numbers, users or items
 
@@ -41,7 +41,7 @@ class RecommendRequest(NamedTuple):
     context: Context | Sequence[Context] | None = None  # of all histories, or one for each
     times: Sequence[Sequence[int]] | None = None  # of the events of `histories`, where they are known, in seconds
     time: RequestTime | None = None  # of the request, in seconds since 1970, or one for each history
-    search: str = AUTO  # or beam or scan: see `search_choice`
+    search: str = AUTO  # or beam or scan: see `search.choice`
 
     @property
     def rows(self) -> int:

@@ -40,7 +40,7 @@ from beamtree.query.rules import POOL, Rules
 from beamtree.query.selection import AppliedRules, SearchHits, SelectedItem, Selection
 from beamtree.query.times import Now, check_past, check_time, no_time, request_times
 from beamtree.scorers import context_part
-from beamtree.search_choice import BEAM, SCAN, known_times, resolve_search
+from beamtree.search.choice import BEAM, SCAN, known_times, resolve_search
 from beamtree.tree import PAD
 
 BATCH = 256  # histories of one request that are searched together

@@ -1,6 +1,6 @@
 """Algorithm 1, its parts, and the recipes that combine them."""
 
-from beamtree.metrics import default_m
+from beamtree.evaluate.metrics import default_m
 from beamtree.train.checkpoint import Checkpoints, steps_done
 from beamtree.train.loop import fit
 from beamtree.train.options import TrainingOptions

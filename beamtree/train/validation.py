@@ -7,7 +7,7 @@ from typing import Any
 from beamtree.beam import DEFAULT_BEAM_SIZE, default_beam_size
 from beamtree.data import Data
 from beamtree.evaluate import Evaluation, evaluate
-from beamtree.metrics import default_m
+from beamtree.evaluate.metrics import default_m
 from beamtree.model import TreeModel
 
 OnCheck = Callable[[int, float], None]  # (steps done, recall on the validation users)

@@ -20,9 +20,9 @@ from torch.nn.functional import pad
 import beamtree as bt
 from beamtree.data import Events, Prepared
 from beamtree.data.views import HISTORY, BeforeAfter
+from beamtree.evaluate.metrics import hits
 from beamtree.live import LiveModel, NewItem
 from beamtree.live.edits import without_items
-from beamtree.metrics import hits
 from beamtree.model import TreeModel
 from beamtree.train.options import TrainingOptions
 from beamtree.train.recipes import build_model, resolve_settings

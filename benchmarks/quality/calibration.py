@@ -15,7 +15,7 @@ import polars as pl
 import torch
 
 import beamtree as bt
-from beamtree.metrics import hits
+from beamtree.evaluate.metrics import hits
 
 BINS = 10
 

@@ -25,9 +25,9 @@ import beamtree as bt
 from beamtree.beam import retrieve
 from beamtree.closed_form.content import FeatureMatrix
 from beamtree.data import HISTORY
+from beamtree.evaluate.metrics import bootstrap
 from beamtree.ingest.item_features import ItemFeatures
 from beamtree.kernels import sparse
-from beamtree.metrics import bootstrap
 from beamtree.query import pad_histories
 
 try:

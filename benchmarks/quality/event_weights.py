@@ -24,8 +24,8 @@ from threadpoolctl import threadpool_limits
 import beamtree as bt
 from beamtree.beam import retrieve
 from beamtree.data import HISTORY
+from beamtree.evaluate.metrics import bootstrap
 from beamtree.ingest.simulate import simulate
-from beamtree.metrics import bootstrap
 from beamtree.query import pad_histories
 from beamtree.query.history import pad_rows
 

@@ -40,7 +40,7 @@ from beamtree.closed_form.transitions import next_partners
 from beamtree.data import BeforeAfter, Events, Prepared, load_data
 from beamtree.data.inputs import WHOLE_HISTORY
 from beamtree.data.views import recency
-from beamtree.metrics import bootstrap
+from beamtree.evaluate.metrics import bootstrap
 from beamtree.parts.sequence import fit_sequence
 from beamtree.research.baselines.sasrec import SASRec, sasrec
 from beamtree.research.baselines.tuned import LOG_SHARES

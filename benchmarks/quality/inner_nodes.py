@@ -21,8 +21,8 @@ from beamtree.beam import retrieve, walk
 from beamtree.candidates import children_of_positives
 from beamtree.closed_form.calibration import logistic
 from beamtree.data import Data
+from beamtree.evaluate.metrics import hits, num_relevant, recall
 from beamtree.methods import Method, by_name, every_positive
-from beamtree.metrics import hits, num_relevant, recall
 from beamtree.model import TreeModel
 from beamtree.parts.sequence import SEQUENCE, user_vectors
 from beamtree.scorers import Scorer, SequenceScorer, SumScorer, as_sum

@@ -18,9 +18,9 @@ import polars as pl
 import torch
 
 import beamtree as bt
+from beamtree.evaluate.metrics import bootstrap
 from beamtree.live import renew
 from beamtree.live.renewal import compare_answers
-from beamtree.metrics import bootstrap
 
 M = (10, 50, 200)
 

@@ -20,9 +20,9 @@ import torch
 import beamtree as bt
 from beamtree.data import HISTORY, BeforeAfter, Events, Prepared, load_data
 from beamtree.evaluate import evaluate, measure
+from beamtree.evaluate.metrics import bootstrap
 from beamtree.ingest.prepare import prepare
 from beamtree.ingest.simulate import simulate
-from beamtree.metrics import bootstrap
 from beamtree.model import TreeModel
 from beamtree.parts import Fitting
 from beamtree.parts.context import ContextPart

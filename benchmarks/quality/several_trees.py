@@ -20,8 +20,8 @@ from torch import Tensor
 
 import beamtree as bt
 from beamtree.beam import retrieve
+from beamtree.evaluate.metrics import hits
 from beamtree.ingest.inputs import tree_builder
-from beamtree.metrics import hits
 from beamtree.model import TreeModel
 from beamtree.scorers import with_inputs
 from beamtree.tree import PAD, first_of_each

@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 from beamtree.data import BeforeAfter, Events
 from beamtree.data.times import DAY
 from beamtree.errors import requires
-from beamtree.metrics import hits, num_relevant, recall
+from beamtree.evaluate.metrics import hits, num_relevant, recall
 from beamtree.tree import PAD
 
 WINDOWS = (7, 30, 90, 365)  # days that popularity may be counted in, beside the whole log

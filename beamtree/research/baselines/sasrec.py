@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding
 
 from beamtree.data import HISTORY, BeforeAfter, Events
-from beamtree.metrics import hits, num_relevant, recall
+from beamtree.evaluate.metrics import hits, num_relevant, recall
 from beamtree.parts.sequence import SequenceSettings, fit_sequence
 from beamtree.research.baselines import pad_results
 from beamtree.research.baselines.networks import CHECKS

@@ -14,7 +14,7 @@ from beamtree.data import BeforeAfter, Events
 from beamtree.data.inputs import WHOLE_HISTORY
 from beamtree.data.times import DAY
 from beamtree.data.views import recency
-from beamtree.metrics import hits, num_relevant, recall
+from beamtree.evaluate.metrics import hits, num_relevant, recall
 from beamtree.research.baselines import pad_results
 from beamtree.scorers.factors import newest_of_each
 from beamtree.tree import PAD

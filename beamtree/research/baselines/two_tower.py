@@ -15,7 +15,7 @@ from beamtree.data.factors import choose_factors, factors
 from beamtree.data.inputs import POOLING_WINDOWS
 from beamtree.data.seeds import epoch_order, mix
 from beamtree.data.views import window_matrix
-from beamtree.metrics import hits, precision_recall_f
+from beamtree.evaluate.metrics import hits, precision_recall_f
 from beamtree.research.baselines.networks import USERS, train_network
 from beamtree.train.loop import OnStep
 from beamtree.tree import PAD

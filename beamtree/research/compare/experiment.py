@@ -13,9 +13,9 @@ from beamtree.beam import DEFAULT_BEAM_SIZE
 from beamtree.data import Data, Prepared
 from beamtree.data.inputs import WHOLE_HISTORY
 from beamtree.evaluate import Find, named_metrics
+from beamtree.evaluate.metrics import Metric
 from beamtree.files.atomic import read_json, write_json
 from beamtree.methods import Method, describe_call
-from beamtree.metrics import Metric
 from beamtree.scorers import DeepScorer, Scorer
 from beamtree.train.options import MakeScorer, Recipe, TrainingOptions
 from beamtree.train.recipes import TrainingSettings, resolve_settings

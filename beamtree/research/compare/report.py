@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from beamtree.evaluate import Evaluation, summarise
+from beamtree.evaluate.metrics import few_users, paired_p
 from beamtree.files.atomic import read_json, write_json
-from beamtree.metrics import few_users, paired_p
 from beamtree.research.compare.experiment import check_same
 
 REFERENCE = "otm"  # the row that others are tested against

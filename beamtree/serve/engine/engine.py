@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from beamtree.beam import DEFAULT_BEAM_SIZE, BeamSize, default_beam_size
 from beamtree.query import MaskCache, RecommendRequest, Searcher
-from beamtree.search_choice import AUTO, BEAM, SCAN, resolve_search
+from beamtree.search.choice import AUTO, BEAM, SCAN, resolve_search
 from beamtree.serve.engine.load_control import LoadControl, narrow_beam
 from beamtree.serve.engine.loop_future import LoopFuture
 from beamtree.serve.engine.served_run import LoadedRun

@@ -13,7 +13,7 @@ from beamtree.beam import default_beam_size
 from beamtree.errors import short_message
 from beamtree.live import LiveModel
 from beamtree.query import RecommendRequest
-from beamtree.search_choice import AUTO, BEAM, batches
+from beamtree.search.choice import AUTO, BEAM, batches
 from beamtree.serve.engine.engine import Engine
 from beamtree.serve.engine.served_run import LoadedRun, OpenRun, run_state
 

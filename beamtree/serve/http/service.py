@@ -13,8 +13,8 @@ from beamtree.beam import DEFAULT_BEAM_SIZE
 from beamtree.diagnose.explore import describe_model
 from beamtree.live import Journal, LiveModel
 from beamtree.query import Filter, RecommendRequest, RecommendResponse, Searcher
-from beamtree.scan import covered_parts
-from beamtree.search_choice import SCAN, resolve_search
+from beamtree.search.choice import SCAN, resolve_search
+from beamtree.search.scan import covered_parts
 from beamtree.serve.engine.engine import BusyError, DeadlineError, Engine, EngineOptions, Job, StoppedError
 from beamtree.serve.engine.follower import Follower
 from beamtree.serve.engine.loop_future import LoopFuture, LoopResults

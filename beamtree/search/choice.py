@@ -16,7 +16,7 @@ from torch import Tensor
 from beamtree.kernels.cuda_graphs import WARMUP_RUNS
 from beamtree.mask import NodeMask
 from beamtree.model import TreeModel
-from beamtree.scan import covered_parts
+from beamtree.search.scan import covered_parts
 
 log = logging.getLogger("beamtree")
 AUTO, BEAM, SCAN = "auto", "beam", "scan"
