@@ -273,7 +273,7 @@ def test_a_part_that_cannot_help_is_left_out(walkers, monkeypatch):
 
 @pytest.mark.extended
 def test_fit_trains_it_where_it_is_asked_for(capsys):
-    shop = bt.Recommender(beam_size=20, steps=0, sequence=True).fit(walks(200, 61, 16))
+    shop = bt.Recommender(beam_size=20, steps=0, sequence=True, minutes=2).fit(walks(200, 61, 16))
     assert shop.model.scorer.weight_of(SEQUENCE) > 0
     assert "The sequence part raises recall" in capsys.readouterr().err
 
