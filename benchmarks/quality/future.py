@@ -240,6 +240,11 @@ def ranked(score: Score, view: BeforeAfter, num_items: int, leave_out: bool) -> 
     return torch.cat(found)
 
 
+def events_before_the_cut(data: Prepared) -> Events:
+    """Also those that validation users chose something by."""
+    return (data.all or data.train).events
+
+
 def chosen_row(name: str, data: Prepared, users: Users, device: str) -> tuple[Tensor, dict[str, Any]]:
     """The M best items of a row for each test user, and the settings that are best on validation users."""
     make, grid = GRIDS[name]
@@ -260,15 +265,14 @@ def chosen_row(name: str, data: Prepared, users: Users, device: str) -> tuple[Te
     for _ in range(2):
         for option, values in grid.items():
             best = max(({**best, option: value} for value in values), key=measured)
-    everything = getattr(data, "all", None) or data.train
-    score = make(everything.events, data.num_items, best, device)
+    score = make(events_before_the_cut(data), data.num_items, best, device)
     return ranked(score, users.view, data.num_items, best["leave_out"]), best
 
 
 def of_sasrec(data: Prepared, users: Users, device: str, seed: int) -> tuple[Tensor, dict[str, Any]]:
     """The M best items of SASRec, trained for as many steps as validation users chose, to all events."""
     chosen = sasrec(data.train.events, data.num_items, val=data.val, device=device, seed=seed)
-    settings, everything = chosen.chosen, (getattr(data, "all", None) or data.train).events
+    settings, everything = chosen.chosen, events_before_the_cut(data)
     assert settings is not None
     encoder, vectors = fit_sequence(everything, data.num_items, settings, device=device, seed=seed)
     model = SASRec(encoder, vectors, everything.popularity(data.num_items).to(device) > 0)
