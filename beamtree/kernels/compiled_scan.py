@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from beamtree.kernels.compiled_search import add_products, forget, most_named, remember
+from beamtree.kernels.compiled_search import forget, most_named, remember, score
 from beamtree.kernels.compiled_shared import compiled, select, sort
 from beamtree.mask import PAD
 
@@ -53,14 +53,7 @@ def scan(first, last, task, sparse):
         kept, lowest, slot = 0, np.float32(-np.inf), 0
         while slot < total:
             size, slot = _take_tile(first_leaf, slot, leaves, entered, num_slots, nodes)
-            for i in range(size):
-                values[i] = sparse[nodes[i]]
-            if len(node_scores):
-                for i in range(size):
-                    values[i] += node_scores[nodes[i]]
-            for rows, shares, users in tables:
-                if shares[height] != 0:
-                    add_products(rows, users[b], shares[height], nodes, size, values)
+            score(b, height, nodes, size, sparse, node_scores, tables, values)
             for i in range(size):
                 if values[i] > lowest:  # which NaN is not: no item with such a score is shown
                     best[kept], best_values[kept] = nodes[i], values[i]

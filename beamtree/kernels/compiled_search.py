@@ -249,12 +249,25 @@ def _rank(numbers, number):
 
 
 @compiled()
-def add_products(rows, user, share, nodes, count, values):
+def _add_products(rows, user, share, nodes, count, values):
     """Add the products of a user's vector and those of nodes to their values."""
     for i in range(count):
         if i + PREFETCH_DISTANCE < count:
             prefetch(rows, nodes[i + PREFETCH_DISTANCE], nodes[i + PREFETCH_DISTANCE] + 1)
         values[i] += share * _dot(rows[nodes[i]], user)
+
+
+@compiled()
+def score(b, level, nodes, count, named, node_scores, tables, values):
+    """What nodes of a level score for user b but for a network: what is named for them, shared by all, and products."""
+    for i in range(count):
+        values[i] = named[nodes[i]]
+    if len(node_scores):
+        for i in range(count):
+            values[i] += node_scores[nodes[i]]
+    for rows, shares, users in tables:
+        if shares[level] != 0:
+            _add_products(rows, users[b], shares[level], nodes, count, values)
 
 
 @compiled()
@@ -334,14 +347,7 @@ def search(first, last, task, maxima):
                         beam[count] = beam[i]
                         count += 1
                 kept = count
-            for i in range(kept):
-                values[i] = maxima[beam[i]]
-            if len(node_scores):
-                for i in range(kept):
-                    values[i] += node_scores[beam[i]]
-            for rows, shares, users in tables:
-                if shares[level] != 0:
-                    add_products(rows, users[b], shares[level], beam, kept, values)
+            score(b, level, beam, kept, maxima, node_scores, tables, values)
             if len(vectors) and levels[level] != 0:
                 user = user_half[level - first_level]
                 _add_deep(beam, kept, vectors, user, layers, levels[level], buffers, values)
